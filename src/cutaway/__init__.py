@@ -1,0 +1,1 @@
+"""cutaway: one readable transformer you can run, train, serve and see through."""
