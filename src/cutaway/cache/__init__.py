@@ -1,0 +1,27 @@
+"""Keys and values of earlier tokens, answered in positions.
+
+A pass runs in two phases. :meth:`Cache.begin` plans once, outside any compiled region: it
+reserves slots and decides how each mask rule is met. :meth:`Cache.layer` then hands a block
+its bundle of tensors, and the block does pure tensor work with it.
+"""
+
+from cutaway.cache.base import Cache, LayerView
+from cutaway.cache.build import new_cache
+from cutaway.cache.contiguous import ContiguousStore
+from cutaway.cache.mask import MaskKind, MaskPlan, allowed
+from cutaway.cache.passing import NoCache
+from cutaway.cache.sliding import SlidingStore
+from cutaway.cache.stored import StoredCache
+
+__all__ = [
+    "Cache",
+    "ContiguousStore",
+    "LayerView",
+    "MaskKind",
+    "MaskPlan",
+    "NoCache",
+    "SlidingStore",
+    "StoredCache",
+    "allowed",
+    "new_cache",
+]

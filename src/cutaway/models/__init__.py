@@ -1,0 +1,5 @@
+"""Whole models, put together from a spec."""
+
+from cutaway.models.transformer import Transformer
+
+__all__ = ["Transformer"]

@@ -1,0 +1,40 @@
+"""A model as frozen data: what it is made of, with no torch and no weights.
+
+Everything here is hashable and compares by value, so that "the same kind of layer" is ``==``.
+"""
+
+from cutaway.spec.attention import AttentionSpec, MaskRule
+from cutaway.spec.block import BlockSpec, BranchSpec
+from cutaway.spec.mlp import Activation, MlpSpec
+from cutaway.spec.model import EmbeddingSpec, HeadSpec, ModelSpec, StackSpec
+from cutaway.spec.norm import NormSpec
+from cutaway.spec.position import (
+    FactorScaling,
+    LearnedPositions,
+    LinearScaling,
+    Llama3Scaling,
+    RotarySpec,
+    YarnScaling,
+)
+from cutaway.spec.settings import GenerationSettings
+
+__all__ = [
+    "Activation",
+    "AttentionSpec",
+    "BlockSpec",
+    "BranchSpec",
+    "EmbeddingSpec",
+    "FactorScaling",
+    "GenerationSettings",
+    "HeadSpec",
+    "LearnedPositions",
+    "LinearScaling",
+    "Llama3Scaling",
+    "MaskRule",
+    "MlpSpec",
+    "ModelSpec",
+    "NormSpec",
+    "RotarySpec",
+    "StackSpec",
+    "YarnScaling",
+]

@@ -1,0 +1,114 @@
+"""Only the last tokens kept: a ring for layers that see no further than a window."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cutaway.cache.mask import MaskPlan, plan_mask
+from cutaway.cache.slots import SlotTable, SlotView, compact
+from cutaway.spec import AttentionSpec, MaskRule
+
+
+class SlidingStore:
+    """Token n of a row lies in slot ``n % (window + slack)``, over the one that lay there before.
+
+    The slack lets a pass of up to that many tokens be written before it is read, and a row be rewound by
+    that many tokens. A longer pass is read beside the ring instead.
+
+    Args:
+        layers: the attention of each layer kept here.
+        batch: rows.
+        window: tokens that the widest of the layers may see, its own among them.
+        slack: slots beyond the window.
+        dtype, device: of keys and values.
+    """
+
+    def __init__(
+        self,
+        layers: list[AttentionSpec],
+        batch: int,
+        window: int,
+        slack: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._window = window
+        self._size = window + slack
+        self._slack = slack
+        self._device = device
+        self._table = SlotTable(batch, self._size)
+        self._counts = torch.zeros(batch, dtype=torch.long)
+        # The longest each row has been: what lies further back than the ring from there is overwritten.
+        self._highest = torch.zeros(batch, dtype=torch.long)
+        self._buffers = [
+            tuple(
+                torch.zeros(batch, layer.n_kv_heads, self._size + 1, layer.d_head, dtype=dtype, device=device)
+                for _ in "kv"
+            )
+            for layer in layers
+        ]
+        self._slots = torch.empty(0, dtype=torch.long, device=device)
+        self._join = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that keys and values take."""
+        return sum(buffer.nbytes for pair in self._buffers for buffer in pair)
+
+    def begin(self, positions: Tensor, segments: Tensor | None, rules: set[MaskRule]) -> dict[MaskRule, MaskPlan]:
+        """Reserve slots, decide whether the ring can be written before it is read, and plan each rule."""
+        real = positions >= 0
+        before, fresh = self._counts, real.sum(1)
+        n_before = min(int(before.max()), self._size)
+        self._join = bool((fresh > self._slack).any())
+        past = self._table.read(n_before)
+
+        rank = real.long().cumsum(1) - 1
+        kept = real & (rank >= (fresh - self._size)[:, None])
+        slots = torch.where(kept, (before[:, None] + rank) % self._size, self._size)
+        self._table.record(slots, positions, segments)
+        self._counts = before + fresh
+        self._highest = torch.maximum(self._highest, self._counts)
+        self._slots = compact(slots).to(self._device)
+
+        if self._join:
+            keys = torch.cat([past[0], positions], dim=1)
+            key_segments = None
+            if segments is not None or past[1] is not None:
+                old = torch.zeros_like(past[0]) if past[1] is None else past[1]
+                key_segments = torch.cat([old, torch.zeros_like(positions) if segments is None else segments], dim=1)
+        else:
+            keys, key_segments = self._table.read(min(int(self._counts.max()), self._size))
+        if key_segments is not None and segments is None:
+            segments = torch.zeros_like(positions)
+        return {rule: plan_mask(rule, positions, keys, segments, key_segments, self._device) for rule in rules}
+
+    def view(self, index: int, plan: MaskPlan) -> SlotView:
+        """Bundle for the index-th layer of this store."""
+        k, v = self._buffers[index]
+        return SlotView(plan, k, v, self._slots, self._join)
+
+    def select(self, rows: list[int]) -> None:
+        """Keep these rows, in this order."""
+        index = torch.tensor(rows, dtype=torch.long)
+        self._table.select(rows)
+        self._counts, self._highest = self._counts[index], self._highest[index]
+        index = index.to(self._device)
+        self._buffers = [(k.index_select(0, index), v.index_select(0, index)) for k, v in self._buffers]
+
+    def holds(self, row: int, length: int) -> bool:
+        """Whether the tokens that position ``length`` may see are all still here."""
+        oldest = int(self._highest[row]) - self._size
+        return length <= int(self._counts[row]) and max(length - self._window + 1, 0) >= oldest
+
+    def rewind(self, lengths: list[int]) -> None:
+        """Forget all but the first tokens of each row."""
+        wanted = torch.minimum(self._counts, torch.tensor(lengths, dtype=torch.long))
+        # In a ring, slots and order differ: walk back over the tokens that go.
+        for row, (new, old) in enumerate(zip(wanted.tolist(), self._counts.tolist(), strict=True)):
+            gone = torch.arange(max(new, old - self._size), old) % self._size
+            self._table.positions[row, gone] = -1
+            if new == 0:
+                self._highest[row] = 0
+        self._counts = wanted

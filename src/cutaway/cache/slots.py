@@ -1,0 +1,99 @@
+"""Writing a pass's keys and values into slots of a fixed buffer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cutaway.cache.mask import MaskPlan
+
+
+@dataclass(slots=True)
+class SlotView:
+    """A layer's buffers with the slots that this pass writes and reads.
+
+    Attributes:
+        plan: the mask plan; as many keys are read as it names.
+        k, v: the buffers; the last slot takes what has no place. [batch, kv_head, slot, d_head]
+        slots: where each token goes: [query] when all rows agree, else [batch, query].
+        join: read the buffer as it stood with this pass after it, rather than after writing. A ring
+            needs it for a pass so long that writing would overwrite what its first queries read.
+    """
+
+    plan: MaskPlan
+    k: Tensor
+    v: Tensor
+    slots: Tensor
+    join: bool = False
+
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write once, and give back every key and value that a query of this pass may see."""
+        n = self.plan.keys.shape[1]
+        if self.join:
+            n -= k.shape[2]
+            k_all = torch.cat([self.k[:, :, :n], k], dim=2)
+            v_all = torch.cat([self.v[:, :, :n], v], dim=2)
+            self._write(k, v)
+            return k_all, v_all
+        self._write(k, v)
+        return self.k[:, :, :n], self.v[:, :, :n]
+
+    def _write(self, k: Tensor, v: Tensor) -> None:
+        for buffer, values in ((self.k, k), (self.v, v)):
+            if self.slots.dim() == 1:
+                buffer.index_copy_(2, self.slots, values)
+            else:
+                rows = torch.arange(buffer.shape[0], device=buffer.device)[:, None]
+                buffer[rows, :, self.slots] = values.transpose(1, 2)
+
+
+class SlotTable:
+    """Which slot of each row holds which position: the bookkeeping that stores share, on the CPU.
+
+    The slot after the last takes what is not to be kept; its position stays −1.
+
+    Args:
+        batch: rows.
+        n_slots: slots of each row.
+    """
+
+    def __init__(self, batch: int, n_slots: int) -> None:
+        self.n_slots = n_slots
+        self.positions = torch.full((batch, n_slots + 1), -1, dtype=torch.long)
+        self.segments: Tensor | None = None
+
+    def record(self, slots: Tensor, positions: Tensor, segments: Tensor | None) -> None:
+        """Note what a pass writes. All [batch, query]."""
+        self.positions.scatter_(1, slots, positions)
+        self.positions[:, -1] = -1
+        if segments is not None or self.segments is not None:
+            if self.segments is None:
+                self.segments = torch.zeros_like(self.positions)
+            self.segments.scatter_(1, slots, torch.zeros_like(positions) if segments is None else segments)
+
+    def read(self, n: int) -> tuple[Tensor, Tensor | None]:
+        """Positions and segments in the first ``n`` slots. [batch, n]"""
+        return self.positions[:, :n].clone(), None if self.segments is None else self.segments[:, :n].clone()
+
+    def select(self, rows: list[int]) -> None:
+        """Keep these rows, in this order."""
+        self.positions = self.positions[rows]
+        if self.segments is not None:
+            self.segments = self.segments[rows]
+
+    def grow(self, n_slots: int) -> None:
+        """Make room for more slots."""
+        old, self.n_slots = self.n_slots, n_slots
+        for name in ("positions", "segments"):
+            table = getattr(self, name)
+            if table is not None:
+                wide = torch.full((table.shape[0], n_slots + 1), -1 if name == "positions" else 0, dtype=torch.long)
+                wide[:, :old] = table[:, :old]
+                setattr(self, name, wide)
+
+
+def compact(slots: Tensor) -> Tensor:
+    """One row of slots if all rows agree ([query]), else all of them ([batch, query])."""
+    return slots[0] if bool((slots == slots[:1]).all()) else slots

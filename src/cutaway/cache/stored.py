@@ -1,0 +1,81 @@
+"""A cache made of stores: each layer's keys lie in the kind of store that suits its mask."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from cutaway.cache.mask import MaskPlan
+from cutaway.cache.slots import SlotView
+from cutaway.spec import MaskRule
+
+
+class Store(Protocol):
+    """Keys and values of some layers that share slots."""
+
+    @property
+    def nbytes(self) -> int: ...
+    def begin(self, positions: Tensor, segments: Tensor | None, rules: set[MaskRule]) -> dict[MaskRule, MaskPlan]: ...
+    def view(self, index: int, plan: MaskPlan) -> SlotView: ...
+    def select(self, rows: list[int]) -> None: ...
+    def holds(self, row: int, length: int) -> bool: ...
+    def rewind(self, lengths: list[int]) -> None: ...
+
+
+class StoredCache:
+    """The cache of a model.
+
+    Args:
+        stores: the distinct stores.
+        places: for each layer its store, its index in that store, and its mask rule.
+        batch: rows.
+    """
+
+    def __init__(self, stores: list[Store], places: list[tuple[Store, int, MaskRule]], batch: int) -> None:
+        self._stores = stores
+        self._places = places
+        self._lengths = [0] * batch
+        self._plans: list[dict[MaskRule, MaskPlan]] = []
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens held in each row."""
+        return list(self._lengths)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that keys and values take."""
+        return sum(store.nbytes for store in self._stores)
+
+    def begin(self, positions: Tensor, segments: Tensor | None = None) -> None:
+        """Reserve slots and plan masks in every store."""
+        self._plans = [
+            store.begin(positions, segments, {rule for owner, _, rule in self._places if owner is store})
+            for store in self._stores
+        ]
+        fresh = (positions >= 0).sum(1).tolist()
+        self._lengths = [length + more for length, more in zip(self._lengths, fresh, strict=True)]
+
+    def layer(self, index: int) -> SlotView:
+        """The bundle for layer ``index``."""
+        store, place, rule = self._places[index]
+        return store.view(place, self._plans[self._stores.index(store)][rule])
+
+    def select(self, rows: list[int]) -> None:
+        """Keep these rows, in this order; a row may be taken twice."""
+        for store in self._stores:
+            store.select(rows)
+        self._lengths = [self._lengths[row] for row in rows]
+
+    def rewind(self, lengths: list[int]) -> list[int]:
+        """Forget all but the first tokens of each row; 0 are left where a ring has dropped what they need."""
+        wanted = [min(length, now) for length, now in zip(lengths, self._lengths, strict=True)]
+        left = [
+            length if all(store.holds(row, length) for store in self._stores) else 0
+            for row, length in enumerate(wanted)
+        ]
+        for store in self._stores:
+            store.rewind(left)
+        self._lengths = left
+        return list(left)

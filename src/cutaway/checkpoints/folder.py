@@ -1,0 +1,93 @@
+"""A Hugging Face folder: config.json beside safetensors."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from cutaway.errors import ConfigError, UnsafeFormatError, UnsupportedModelError
+from cutaway.families import Family, family_of
+from cutaway.formats.config import ConfigReader
+from cutaway.formats.files import read_json
+from cutaway.formats.shards import ShardedSafetensors
+from cutaway.spec import GenerationSettings, ModelSpec
+
+MOST_CONFIG = 4 << 20
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+
+
+def read_config(folder: Path, ignore: Iterable[str] = ()) -> tuple[Family, ModelSpec, GenerationSettings, dict[str, Any]]:
+    """Family, spec and generation defaults of a folder, and the config as it stands.
+
+    Raises:
+        ConfigError, LimitExceeded, UnsupportedModelError.
+    """
+    path = folder / "config.json"
+    if not path.exists():
+        raise ConfigError("missing", path=path, hint="A model folder has a config.json beside its weights.")
+    values = read_json(path, limit=MOST_CONFIG, error=ConfigError)
+    if not isinstance(values, dict):
+        raise ConfigError("not an object", path=path, expected="an object", got=type(values).__name__)
+    if values.get("quantization_config") is not None:
+        method = values["quantization_config"]
+        method = method.get("quant_method") if isinstance(method, dict) else method
+        raise UnsupportedModelError("quantized weights of this kind are not supported", path=path, field="/quantization_config", got=method)
+    try:
+        family = family_of(values.get("model_type"), path=str(path))
+    except UnsupportedModelError as error:
+        if "auto_map" in values:
+            error.hint = "This model brings its own Python code (auto_map). cutaway never runs code from a model folder."
+        raise
+    if "auto_map" in values:
+        warnings.warn(f"{path}: auto_map names Python code, which is not run; {family.model_type} is built in", stacklevel=2)
+    reader = ConfigReader(values, path=str(path), ignore=ignore)
+    spec = family.read(reader)
+    dtype = values.get("torch_dtype", values.get("dtype"))
+    if dtype is not None and dtype not in ("float32", "float16", "bfloat16", "float64", "auto"):
+        raise ConfigError("unknown value", path=path, field="/torch_dtype", expected="float32, float16 or bfloat16", got=dtype)
+    generation = None
+    beside = folder / "generation_config.json"
+    if beside.exists():
+        raw = read_json(beside, limit=MOST_CONFIG, error=ConfigError)
+        if not isinstance(raw, dict):
+            raise ConfigError("not an object", path=beside, expected="an object", got=type(raw).__name__)
+        generation = ConfigReader(raw, path=str(beside))
+    # A second reader: the first has already accounted for every key.
+    from cutaway.checkpoints.settings import read_settings
+
+    return family, spec, read_settings(ConfigReader(values, path=str(path)), generation, spec.vocab_size), values
+
+
+class FolderSource:
+    """Tensors of a folder's safetensors."""
+
+    def __init__(self, folder: Path, mmap: bool) -> None:
+        pickled = sorted(entry.name for entry in folder.iterdir() if entry.suffix in PICKLES)
+        plain = any(entry.name.endswith((".safetensors", ".safetensors.index.json")) for entry in folder.iterdir())
+        if pickled and not plain:
+            raise UnsafeFormatError(
+                "has its weights only as pickle, which can run code",
+                path=folder / pickled[0],
+                hint="Convert it to safetensors where you trust it; cutaway never opens a pickle.",
+            )
+        self._files = ShardedSafetensors(folder, mmap=mmap)
+
+    def names(self) -> list[str]:
+        """Every tensor."""
+        return self._files.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one."""
+        return tuple(self._files.info(name).shape)
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, as stored."""
+        return self._files.read(name)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()

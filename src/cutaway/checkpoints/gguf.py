@@ -1,0 +1,106 @@
+"""A GGUF file: weights, settings and vocabulary in one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from cutaway.errors import ConfigError, ShapeMismatch
+from cutaway.families import Family, gguf_family
+from cutaway.formats.config import ConfigReader
+from cutaway.formats.gguf import GgufFile
+from cutaway.formats.gguf_metadata import config_from_metadata
+from cutaway.spec import AttentionSpec, BranchSpec, FactorScaling, GenerationSettings, ModelSpec
+
+_EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+
+
+def read_gguf(file: GgufFile, path: str) -> tuple[Family, ModelSpec, GenerationSettings]:
+    """Family, spec and generation defaults of a GGUF.
+
+    Raises:
+        UnsupportedModelError, ConfigError, ShapeMismatch.
+    """
+    metadata: dict[str, Any] = dict(file.metadata)
+    family = gguf_family(metadata.get("general.architecture"), path=path)
+    form = family.gguf
+    assert form is not None
+    if "token_embd.weight" not in file.tensors:
+        raise ShapeMismatch("tensor is missing", path=path, field="token_embd.weight")
+    table = file.tensors["token_embd.weight"].shape
+    tied = "output.weight" not in file.tensors
+    config = config_from_metadata(metadata, form.arch, form.keys, tied=tied, rows=table[0], path=path)
+    _compare_layers(file, form.arch, metadata, path)
+    config["model_type"] = family.model_type
+    form.complete(config, metadata)
+    for key in ("bos", "eos", "pad"):
+        token = metadata.get(f"tokenizer.ggml.{'padding' if key == 'pad' else key}_token_id")
+        if token is not None:
+            config[f"{key}_token_id"] = token
+    spec = family.read(ConfigReader(config, path=path))
+    if "rope_freqs.weight" in file.tensors:
+        spec = _with_factors(spec, file.read("rope_freqs.weight").flatten().tolist(), path)
+    return family, spec, GenerationSettings(eos_ids=_eos(metadata, spec.vocab_size, path))
+
+
+def _compare_layers(file: GgufFile, arch: str, metadata: dict[str, Any], path: str) -> None:
+    """The stated number of layers against the tensors, before anything is built for it."""
+    stated = metadata.get(f"{arch}.block_count")
+    there = 1 + max((int(name.split(".")[1]) for name in file.tensors if name.startswith("blk.") and name.split(".")[1].isdigit()), default=-1)
+    if isinstance(stated, int) and not isinstance(stated, bool) and stated != there:
+        raise ConfigError("differs from the tensors", path=path, field=f"{arch}.block_count", expected=there, got=stated)
+
+
+def _with_factors(spec: ModelSpec, factors: list[float], path: str) -> ModelSpec:
+    """The spec with each rotary pair's speed divided by its factor."""
+
+    def slowed(branch: BranchSpec) -> BranchSpec:
+        body = branch.body
+        if not isinstance(body, AttentionSpec) or body.rotary is None:
+            return branch
+        if len(factors) != body.rotary.d_rotary // 2 or not all(0 < factor < math.inf for factor in factors):
+            raise ConfigError(
+                "one positive factor for each rotary pair is needed",
+                path=path,
+                field="rope_freqs.weight",
+                expected=body.rotary.d_rotary // 2,
+                got=len(factors),
+            )
+        return replace(branch, body=replace(body, rotary=replace(body.rotary, scaling=FactorScaling(tuple(factors)))))
+
+    layers = tuple(replace(layer, branches=tuple(map(slowed, layer.branches))) for layer in spec.decoder.layers)
+    return replace(spec, decoder=replace(spec.decoder, layers=layers))
+
+
+def _eos(metadata: dict[str, Any], vocab_size: int, path: str) -> tuple[int, ...]:
+    ids = set()
+    for key in _EOS_KEYS:
+        token = metadata.get(key)
+        if token is None:
+            continue
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+            raise ConfigError("not a token of this vocabulary", path=path, field=key, expected=f"0…{vocab_size - 1}", got=token)
+        ids.add(token)
+    return tuple(sorted(ids))
+
+
+class GgufSource:
+    """Tensors of a GGUF, dequantised."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self._file = file
+
+    def names(self) -> list[str]:
+        """Every tensor."""
+        return list(self._file.tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one, outermost first."""
+        return tuple(self._file.tensors[name].shape)
+
+    def read(self, name: str) -> Tensor:
+        """One tensor in fp32."""
+        return self._file.read(name)

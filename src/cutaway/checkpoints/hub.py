@@ -1,0 +1,409 @@
+"""Fetch from the model hub through huggingface_hub, into its own cache.
+
+huggingface_hub 2.4 does the cache, the locks, the token, the endpoint, and within one file the retries after a HEAD
+that failed, a busy server (Retry-After) or a connection that closed (Range). What it does not do is here:
+
+- no byte is trusted before its checksum was found right (it compares sizes only);
+- what failed for a moment and it gave up on (5xx on a listing or a body, a reset) is tried again, slower each time;
+- its exceptions become cutaway's; its own telemetry stays off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from glob import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit, urlunsplit
+
+from cutaway.checkpoints.home import is_offline, note_verified, was_verified
+from cutaway.checkpoints.progress import Progress, tqdm_class
+from cutaway.errors import CutawayError, DownloadError, OfflineError, RequestError, StorageError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["HubId", "fetch_file", "fetch_repo", "list_files", "parse_id"]
+
+# What a model folder is read from; never *.bin, *.pt or *.py.
+_READ = (
+    "config.json",
+    "generation_config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "chat_template.*",
+)
+_ATTEMPTS = 5
+_LONGEST_WAIT = 120.0  # a server that wants us to wait longer is told of instead
+_BUSY = (408, 429, 500, 502, 503, 504)
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
+_ID = re.compile(
+    rf"(?P<repo>{_PART}(?:/{_PART})?)(?:/(?P<file>[^@:\\]+))?(?::(?P<select>[\w.-]+))?(?:@(?P<revision>[\w./+-]+))?",
+    re.ASCII,
+)
+Sleep = Callable[[float], None]
+
+
+class HubId(NamedTuple):
+    """A hub name taken apart: ``owner/name[/file][:select][@revision]``."""
+
+    repo: str
+    revision: str | None = None
+    file: str | None = None
+    select: str | None = None
+
+
+def parse_id(text: str) -> HubId:
+    """Take a hub name apart.
+
+    >>> parse_id("owner/name@v1.0")
+    HubId(repo='owner/name', revision='v1.0', file=None, select=None)
+    >>> parse_id("owner/name:Q4_K_M").select, parse_id("owner/name/a.gguf").file
+    ('Q4_K_M', 'a.gguf')
+
+    Raises:
+        RequestError: this cannot be the name of a hub repository.
+    """
+    found = _ID.fullmatch(text)
+    if not found or len(found["repo"]) > 96 or any(bad in found["repo"] for bad in ("--", "..")):
+        raise RequestError("this is not a hub name", got=text, expected="owner/name, owner/name@revision")
+    if found["file"]:
+        _safe(found["file"])
+    if found["revision"]:
+        _safe(found["revision"])
+    return HubId(found["repo"], found["revision"], found["file"], found["select"])
+
+
+def fetch_repo(
+    repo_id: str,
+    *,
+    revision: str | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
+    endpoint: str | None = None,
+    sleep: Sleep = time.sleep,
+) -> Path:
+    """The snapshot folder of a repository, with the files a model is read from (which may be none).
+
+    Args:
+        repo_id: ``owner/name`` or ``owner/name@revision``.
+        revision: a branch, a tag or a commit.
+        offline: use the cache only; nothing is connected to.
+        progress: called with bytes done, bytes in all, and a label.
+        endpoint: another hub than ``HF_ENDPOINT``.
+        sleep: how to wait between attempts.
+
+    Raises:
+        OfflineError: a file is not in the cache and the network may not be used.
+        DownloadError: the hub gave something else than was asked; ``path`` is the file, ``field`` the address,
+            ``got`` the status.
+        StorageError: the cache cannot be written.
+    """
+    name = _named(repo_id, revision)
+    return _Fetch(name, _READ, offline, progress, endpoint, sleep).run()
+
+
+def fetch_file(
+    repo_id: str,
+    filename: str,
+    *,
+    revision: str | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
+    endpoint: str | None = None,
+    sleep: Sleep = time.sleep,
+) -> Path:
+    """One file of a repository, such as a ``.gguf``. Arguments and errors are those of ``fetch_repo``."""
+    _safe(filename)
+    name = _named(repo_id, revision)
+    fetch = _Fetch(name, (escape(filename),), offline, progress, endpoint, sleep)
+    path = fetch.run() / filename
+    if not path.is_file():
+        there = ", ".join(fetch.listing() or ["(unknown)"])
+        kind = OfflineError if is_offline(offline) else DownloadError
+        raise kind("there is no such file in the repository", path=name.repo, field=filename, hint=f"it has: {there}")
+    return path
+
+
+def list_files(
+    repo_id: str,
+    *,
+    revision: str | None = None,
+    offline: bool = False,
+    endpoint: str | None = None,
+    sleep: Sleep = time.sleep,
+) -> list[str]:
+    """The names of all files of a repository, as it says. Arguments and errors are those of ``fetch_repo``."""
+    name = _named(repo_id, revision)
+    fetch = _Fetch(name, ("config.json",), offline, None, endpoint, sleep)
+    if not is_offline(offline):
+        fetch.run()
+    names = fetch.listing()
+    if names is None:
+        raise OfflineError(
+            "the list of files is not in the cache", path=name.repo, hint="fetch the repository once with network"
+        )
+    return names
+
+
+def _named(repo_id: str, revision: str | None) -> HubId:
+    name = parse_id(repo_id)
+    if name.file or name.select:
+        raise RequestError("only owner/name and a revision are expected here", got=repo_id)
+    if revision is not None:
+        _safe(revision)
+        if name.revision not in (None, revision):
+            raise RequestError("two revisions are given", got=repo_id, expected=revision)
+    return name._replace(revision=revision or name.revision)
+
+
+def _safe(name: str) -> None:
+    """Refuse what could leave a folder on any system, whoever chose it."""
+    parts = name.split("/")
+    if not name.isprintable() or any(c in name for c in '\\:*?"<>|') or any(p in ("", ".", "..") for p in parts):
+        raise RequestError("this name could leave its folder", got=name)
+
+
+class _Fetch:
+    """One download of what ``patterns`` match: asked for, tried again, checked, and its errors translated."""
+
+    def __init__(
+        self,
+        name: HubId,
+        patterns: tuple[str, ...],
+        offline: bool,
+        progress: Progress | None,
+        endpoint: str | None,
+        sleep: Sleep,
+    ) -> None:
+        self.name = name
+        self.patterns = patterns
+        # files below a folder are other formats of the same weights, unless one is asked for by its path
+        self.ignored = () if any("/" in pattern for pattern in patterns) else ("*/*",)
+        self.offline = is_offline(offline)
+        self.meter = tqdm_class(progress, name.repo)
+        self.endpoint = endpoint
+        self.sleep = sleep
+        self.hub = _library()
+        self.commit: str | None = None
+
+    def run(self) -> Path:
+        """Fetch and check; the snapshot folder, which may not exist when nothing matched."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                folder = self._snapshot()
+                self._verify(folder)
+                return folder
+            except CutawayError:
+                raise
+            except Exception as error:  # whatever a hostile answer makes the library raise
+                wait = None if attempt + 1 == _ATTEMPTS else _wait(error, attempt)
+                if wait is None:
+                    raise self._translated(error) from error
+                self.sleep(wait)
+        raise AssertionError("the last attempt returns or raises")
+
+    def listing(self) -> list[str] | None:
+        """All names in the repository as its cached tree has them, or None if no tree is cached."""
+        try:
+            tree = self.hub.get_cached_repo_tree(self.name.repo, revision=self.commit or self.name.revision)
+        except Exception:
+            return None
+        return sorted(file.path for file in tree)
+
+    def _snapshot(self) -> Path:
+        api = self.hub.HfApi(endpoint=self.endpoint, library_name="cutaway")
+        pinned = api.resolve_revision(self.name.repo, revision=self.name.revision, local_files_only=self.offline)
+        # the answer becomes a folder's name
+        if not re.fullmatch(r"[0-9a-f]{40}", pinned.resolved):
+            raise ValueError(f"the commit {pinned.resolved!r} is not a commit")
+        self.commit = pinned.resolved
+        return Path(
+            self.hub.snapshot_download(
+                self.name.repo,
+                revision=pinned,
+                local_files_only=self.offline,
+                allow_patterns=list(self.patterns),
+                ignore_patterns=list(self.ignored),
+                tqdm_class=self.meter,
+                endpoint=self.endpoint,
+                library_name="cutaway",
+            )
+        )
+
+    def _wants(self, name: str) -> bool:
+        return any(fnmatchcase(name, p) for p in self.patterns) and not any(fnmatchcase(name, p) for p in self.ignored)
+
+    def _verify(self, folder: Path) -> None:
+        """Check every wanted file of the snapshot that was not checked before; a wrong one is taken away again."""
+        seen: dict[str, str] = {}
+        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+            name = path.relative_to(folder).as_posix()
+            if not self._wants(name):
+                continue
+            if (twin := seen.setdefault(name.casefold(), name)) != name:
+                raise DownloadError("two files differ in case only", path=self.name.repo, expected=twin, got=name)
+            if (digest := self._digest_of(path, name)) is None or was_verified(path, digest):
+                continue
+            got = _checksum(path, digest)
+            if got != digest:
+                if not self.offline:
+                    _remove(path)
+                raise DownloadError(
+                    "the file has another checksum than the hub says",
+                    path=f"{self.name.repo}/{name}",
+                    expected=digest,
+                    got=got,
+                    hint="it was not kept; fetch it again" if not self.offline else "fetch it again with network",
+                )
+            note_verified(path, digest)
+
+    def _digest_of(self, path: Path, name: str) -> str | None:
+        """The checksum a file should have: its blob's name, or, where there are no links, what the hub says now."""
+        if path.is_symlink():
+            etag: str | None = os.path.basename(os.readlink(path))
+        elif self.offline:
+            return None  # it was checked when it came
+        else:
+            url = self.hub.hf_hub_url(self.name.repo, name, revision=self.commit, endpoint=self.endpoint)
+            etag = self.hub.get_hf_file_metadata(url, endpoint=self.endpoint).etag
+        if etag is None or not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", etag):
+            raise DownloadError(
+                "the server gives no checksum for this file",
+                path=f"{self.name.repo}/{name}",
+                got=etag,
+                hint="if HF_ENDPOINT is a mirror, it must pass on the hub's ETag",
+            )
+        return etag
+
+    def _translated(self, error: Exception) -> CutawayError:
+        """The library's exception as one of ours."""
+        errors = self.hub.errors
+        cause = _cause(error)
+        where = f"{self.name.repo}@{self.name.revision}" if self.name.revision else self.name.repo
+        response = getattr(cause, "response", None)
+        if isinstance(cause, errors.HfHubHTTPError) and response is not None:
+            status = int(response.status_code)
+            what, hint = _explained(status, response.headers)
+            return DownloadError(what, path=where, field=_address(response), got=f"HTTP {status}", hint=hint)
+        if isinstance(error, errors.LocalEntryNotFoundError | errors.RevisionResolutionError):
+            if self.offline or isinstance(cause, errors.OfflineModeIsEnabled):
+                return OfflineError(
+                    "not in the hub's cache, and the network may not be used",
+                    path=where,
+                    field=self._missing(getattr(error, "snapshot_path", None)),
+                    hint="fetch it once with network (without --offline and HF_HUB_OFFLINE)",
+                )
+            return DownloadError(
+                "the hub cannot be reached",
+                path=where,
+                field=_address(cause),
+                got=f"{type(cause).__name__}: {_line(cause)}",
+                hint="look at the network, the proxy, and HF_ENDPOINT",
+            )
+        if isinstance(cause, OSError) and cause.errno is not None and not isinstance(cause, ConnectionError):
+            file = cause.filename if isinstance(cause.filename, str) else where
+            return StorageError(
+                "the hub's cache cannot be used", path=file, got=cause.strerror, hint="see HF_HUB_CACHE"
+            )
+        return DownloadError(
+            "the hub gave an answer that makes no sense",
+            path=where,
+            field=_address(cause),
+            got=f"{type(cause).__name__}: {_line(cause)}",
+            hint="if a login page or a proxy stands between, get past it and try again",
+        )
+
+    def _missing(self, snapshot: str | None) -> str:
+        """What the cache lacks, as far as it knows."""
+        names = self.listing() if snapshot else None
+        if names is None or snapshot is None:
+            return next((p for p in self.patterns if "*" not in p), "config.json")
+        return ", ".join(n for n in names if self._wants(n) and not Path(snapshot, n).is_file())
+
+
+def _library() -> "ModuleType":
+    """huggingface_hub. Left alone it asks its endpoint for a list of agents, offline too; that counts as telemetry."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    import huggingface_hub
+    import huggingface_hub.errors
+
+    return huggingface_hub
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What the library's "not found locally" hides."""
+    hides = type(error).__name__ in {"LocalEntryNotFoundError", "IncompleteSnapshotError", "RevisionResolutionError"}
+    return error.__cause__ if hides and error.__cause__ is not None else error
+
+
+def _wait(error: Exception, attempt: int) -> float | None:
+    """Seconds to wait before another attempt; None if it would not help, or the library made enough of them."""
+    cause = _cause(error)
+    if (response := getattr(cause, "response", None)) is not None:
+        status, request = response.status_code, response.request
+        made = request.method == "HEAD" or "/tree/" in request.url.path
+        made = made or (status in (408, 429) and "/api/" not in request.url.path)
+        if made or status not in _BUSY:
+            return None
+        after = response.headers.get("retry-after", "")
+        wait = float(after) if after.isdecimal() else float(2**attempt)
+        return wait if wait <= _LONGEST_WAIT else None
+    kinds = {kind.__name__ for kind in type(cause).__mro__}
+    broken = bool(kinds & {"NetworkError", "RemoteProtocolError"}) and "ConnectError" not in kinds
+    wrong_size = "Consistency check failed" in str(cause)
+    return float(2**attempt) if broken or wrong_size else None
+
+
+def _explained(status: int, headers: Any) -> tuple[str, str]:
+    log_in = "log in with `hf auth login` or set HF_TOKEN"
+    if headers.get("x-error-code") == "GatedRepo":
+        return "this repository is gated", f"accept its terms on its page, then {log_in}"
+    if status in (401, 403):
+        return "the hub refuses access", f"check the name; if the repository is private or gated, {log_in}"
+    if status == 404:
+        return "the hub does not have this", "check the name and the revision"
+    if status == 429:
+        after = headers.get("retry-after")
+        return "the hub asks for fewer requests", f"try again in {after} s" if after else "try again later"
+    if status >= 500:
+        return "the hub is in trouble", "try again later"
+    return "the hub refuses the request", "check the name"
+
+
+def _address(about: Any) -> str | None:
+    """The address a response or an error is about, without the query: it may be signed."""
+    try:
+        parts = urlsplit(str(about.request.url))
+    except (AttributeError, RuntimeError, ValueError):  # there is none, or httpx does not know it
+        return None
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def _line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return re.sub(r"\?\S+", "?…", lines[0])
+
+
+def _checksum(path: Path, like: str) -> str:
+    """sha256 of the file, or git's sha1 of it, whichever ``like`` is."""
+    with path.open("rb") as file:
+        if len(like) == 64:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        head = b"blob %d\0" % os.fstat(file.fileno()).st_size
+        return hashlib.file_digest(file, lambda: hashlib.sha1(head, usedforsecurity=False)).hexdigest()
+
+
+def _remove(path: Path) -> None:
+    """Take a file and the blob behind it out of the cache."""
+    blob = path.parent / os.readlink(path) if path.is_symlink() else None
+    path.unlink(missing_ok=True)
+    if blob is not None:
+        blob.unlink(missing_ok=True)

@@ -1,0 +1,123 @@
+"""From a path to a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cutaway.checkpoints.folder import FolderSource, read_config
+from cutaway.checkpoints.gguf import GgufSource, read_gguf
+from cutaway.checkpoints.resolve import Resolved
+from cutaway.checkpoints.weights import fill
+from cutaway.errors import RequestError
+from cutaway.formats.gguf import GgufFile
+from cutaway.formats.gguf_names import gguf_rules
+from cutaway.models import Transformer
+from cutaway.spec import GenerationSettings
+
+DTYPES = {
+    "fp32": torch.float32,
+    "float32": torch.float32,
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "fp16": torch.float16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """A loaded model and what came with it.
+
+    Attributes:
+        transformer: the model, in evaluation mode.
+        settings: its defaults for generating.
+        path: the folder or file.
+        origin: where it came from, in words.
+        metadata: a GGUF's key/values, vocabulary included; empty for a folder.
+        types: a GGUF's declared type of each key.
+    """
+
+    transformer: Transformer
+    settings: GenerationSettings
+    path: Path
+    origin: str
+    metadata: dict[str, Any] = field(default_factory=dict)
+    types: Callable[[str], str] | None = None
+
+
+def load_checkpoint(
+    resolved: Resolved,
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    mmap: bool = False,
+    ignore: Iterable[str] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> Checkpoint:
+    """Build and fill a model.
+
+    Args:
+        resolved: where it is.
+        dtype: of the weights; by default fp32 on a CPU and what is stored on a GPU.
+        device: by default a GPU if there is one.
+        mmap: map safetensors instead of reading them into private memory: faster to open, but the file must
+            not change while the model lives.
+        ignore: config keys to leave unread.
+        progress: told (done, in all).
+
+    Raises:
+        CutawayError: see ``errors``; nothing is ever half loaded.
+    """
+    target = torch.device(device) if device is not None else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    number = _dtype(dtype)
+    if resolved.kind == "gguf":
+        return _load_gguf(resolved, number or torch.float32, target, progress)
+    folder = resolved.path if resolved.kind == "folder" else resolved.path.parent
+    family, spec, settings, config = read_config(folder, ignore)
+    if number is None:
+        stored = DTYPES.get(str(config.get("dtype", config.get("torch_dtype"))), torch.float32)
+        number = torch.float32 if target.type == "cpu" else stored
+    source = FolderSource(folder, mmap)
+    try:
+        with torch.device("meta"):
+            model = Transformer(spec)
+        fill(
+            model,
+            family.rules(spec),
+            source,
+            path=str(folder),
+            dtype=number,
+            device=target,
+            base_prefix=family.base_prefix,
+            progress=progress,
+        )
+    finally:
+        source.close()
+    return Checkpoint(model.eval(), settings, folder, resolved.origin)
+
+
+def _load_gguf(
+    resolved: Resolved, dtype: torch.dtype, device: torch.device, progress: Callable[[int, int], None] | None
+) -> Checkpoint:
+    path = str(resolved.path)
+    with GgufFile(resolved.path) as file:
+        family, spec, settings = read_gguf(file, path)
+        with torch.device("meta"):
+            model = Transformer(spec)
+        assert family.gguf is not None
+        rules = gguf_rules(spec, list(model.state_dict()), family.gguf.alter(spec))
+        fill(model, rules, GgufSource(file), path=path, dtype=dtype, device=device, progress=progress)
+        return Checkpoint(model.eval(), settings, resolved.path, resolved.origin, dict(file.metadata), file.type_of)
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    if dtype is None or dtype == "auto" or isinstance(dtype, torch.dtype):
+        return None if dtype == "auto" else dtype  # type: ignore[return-value]
+    if dtype not in DTYPES:
+        raise RequestError("unknown dtype", field="dtype", expected=", ".join(DTYPES), got=dtype)
+    return DTYPES[dtype]

@@ -1,0 +1,157 @@
+"""Filling a model from a file's tensors, with nothing missing, left over, or of another shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from cutaway.errors import DtypeError, ShapeMismatch
+from cutaway.formats.rules import Tie, WeightRule
+from cutaway.models import Transformer
+
+Progress: TypeAlias = Callable[[int, int], None]
+_WRAPPERS = ("_orig_mod.", "module.")  # what torch.compile and data-parallel training put before every name
+_MOST_NAMED = 10
+
+
+class TensorSource(Protocol):
+    """Named tensors in a file or several."""
+
+    def names(self) -> list[str]: ...
+    def shape(self, name: str) -> tuple[int, ...]: ...
+    def read(self, name: str) -> Tensor: ...
+
+
+def fill(
+    model: Transformer,
+    rules: Sequence[WeightRule],
+    source: TensorSource,
+    *,
+    path: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    base_prefix: str = "",
+    progress: Progress | None = None,
+) -> None:
+    """Give every parameter of ``model`` (built without memory) its tensor.
+
+    All names and shapes are compared before the first tensor is read.
+
+    Args:
+        model: on the meta device.
+        rules: how the source's tensors become the model's.
+        source: where they are.
+        path: for messages.
+        dtype, device: what the parameters become.
+        base_prefix: tried before a name where the body was saved without its head.
+        progress: told (rules done, rules in all).
+
+    Raises:
+        ShapeMismatch: a tensor is missing, unexpected, or of another shape; names up to ten, and counts.
+    """
+    own = {name: tuple(parameter.shape) for name, parameter in model.state_dict().items()}
+    stored = _by_plain_name(source.names(), base_prefix)
+    used = [rule for rule in rules if _is_there(rule, stored)]
+    _compare_names(used, rules, own, stored, path)
+    for rule in used:
+        _compare_shapes(rule, own, source, stored, path)
+
+    given: dict[str, Tensor] = {}
+    for done, rule in enumerate(used):
+        if rule.ours:
+            tensors = rule.load(tuple(_read(source, stored[name], path) for name in rule.theirs))
+            for name, tensor in zip(rule.ours, tensors, strict=True):
+                given[name] = tensor.to(device=device, dtype=dtype)
+        if progress is not None:
+            progress(done + 1, len(used))
+    for rule in used:
+        if isinstance(rule, Tie):
+            _compare_tied(rule, given[rule.same_as], _read(source, stored[rule.theirs[0]], path), path)
+    model.load_state_dict(given, assign=True)
+    model.requires_grad_(True)
+
+
+def _by_plain_name(names: Iterable[str], base_prefix: str) -> dict[str, str]:
+    """Name without wrappers → name in the file."""
+    names = list(names)
+    stripped = {name: name for name in names}
+    for wrapper in _WRAPPERS:
+        if names and all(name.startswith(wrapper) for name in stripped):
+            stripped = {name[len(wrapper) :]: full for name, full in stripped.items()}
+    if base_prefix and not any(name.startswith(base_prefix) for name in stripped):
+        # A head beside a bare body keeps its own name.
+        stripped = {name if name.startswith("lm_head") else base_prefix + name: full for name, full in stripped.items()}
+    return stripped
+
+
+def _is_there(rule: WeightRule, stored: dict[str, str]) -> bool:
+    """Rules whose tensors are optional (ties, drops) count only where they meet one."""
+    return bool(rule.ours) or any(name in stored for name in rule.theirs)
+
+
+def _compare_names(
+    used: Sequence[WeightRule], rules: Sequence[WeightRule], own: dict[str, tuple[int, ...]], stored: dict[str, str], path: str
+) -> None:
+    missing = [name for rule in used for name in rule.theirs if name not in stored]
+    known = {name for rule in rules for name in rule.theirs}
+    unexpected = [full for name, full in stored.items() if name not in known]
+    uncovered = set(own) - {name for rule in rules for name in rule.ours}
+    if uncovered:
+        raise AssertionError(f"no rule fills {sorted(uncovered)}")
+    if missing or unexpected:
+        said = [_listed(kind, names) for kind, names in (("missing", missing), ("unexpected", unexpected)) if names]
+        error = ShapeMismatch("; ".join(said), path=path, field=(missing or unexpected)[0])
+        error.hint = "The file belongs to another model, or is incomplete. Nothing was loaded."
+        if unexpected and not missing:
+            error.hint = "A tensor that nobody reads means that the model would not be the one that was saved."
+        raise error
+
+
+def _listed(kind: str, names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"{len(names)} tensor{'s' if len(names) > 1 else ''} {kind}: {', '.join(names[:_MOST_NAMED])}{more}"
+
+
+def _compare_shapes(
+    rule: WeightRule, own: dict[str, tuple[int, ...]], source: TensorSource, stored: dict[str, str], path: str
+) -> None:
+    shapes = [source.shape(stored[name]) for name in rule.theirs if name in stored]
+    if isinstance(rule, Tie):
+        wanted, got = [own[rule.same_as]], shapes
+    else:
+        try:
+            loaded = rule.load(tuple(torch.empty(shape, device="meta") for shape in shapes))
+            got = [tuple(tensor.shape) for tensor in loaded]
+        except (RuntimeError, ValueError, IndexError):
+            got = []
+        wanted = [own[name] for name in rule.ours]
+    if got != wanted:
+        expected = _before(rule, wanted)
+        raise ShapeMismatch(
+            "wrong shape", path=path, field=rule.theirs[0], expected=expected, got=list(shapes[0]) if shapes else None
+        )
+
+
+def _before(rule: WeightRule, wanted: list[tuple[int, ...]]) -> list[int]:
+    """The stored shape that would have been right."""
+    if isinstance(rule, Tie):
+        return list(wanted[0])
+    return list(rule.save(tuple(torch.empty(shape, device="meta") for shape in wanted))[0].shape)
+
+
+def _read(source: TensorSource, name: str, path: str) -> Tensor:
+    tensor = source.read(name)
+    if not tensor.dtype.is_floating_point:
+        raise DtypeError("weights are floating point", path=path, field=name, got=str(tensor.dtype))
+    return tensor
+
+
+def _compare_tied(rule: Tie, ours: Tensor, theirs: Tensor, path: str) -> None:
+    if not torch.equal(ours, theirs.to(device=ours.device, dtype=ours.dtype)):
+        error = ShapeMismatch("differs from the embedding table, though the config says they are tied", path=path)
+        error.field = rule.theirs[0]
+        error.hint = "Set tie_word_embeddings to false in the config if the output matrix is its own."
+        raise error

@@ -1,0 +1,176 @@
+"""What most families' configs and tensors have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cutaway.formats.config import ConfigReader
+from cutaway.formats.rules import Drop, Tie, WeightRule, at_layer, rename
+from cutaway.spec import Activation, AttentionSpec, BlockSpec, BranchSpec, MlpSpec, ModelSpec, NormSpec
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+ACTIVATION_NAMES: dict[Activation, str] = {
+    "silu": "silu",
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_tanh": "gelu_pytorch_tanh",
+}
+MOST_LAYERS, MOST_ROWS, MOST_POSITIONS = 4096, 1 << 24, 1 << 40
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The numbers that every Llama-like config states."""
+
+    vocab_size: int
+    d_model: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    d_ff: int
+    max_positions: int
+
+
+def read_sizes(
+    c: ConfigReader, *, max_positions: int = 2048, d_head: int | None = None, n_kv_heads: int | None = None
+) -> Sizes:
+    """Read them, with the family's defaults where a config may leave one out."""
+    c.raw("model_type", None)
+    d_model = c.integer("hidden_size")
+    n_heads = c.integer("num_attention_heads")
+    n_kv = c.integer("num_key_value_heads", n_kv_heads or n_heads)
+    if n_heads % n_kv:
+        raise c.error(
+            "num_key_value_heads", "must divide num_attention_heads", expected=f"a divisor of {n_heads}", got=n_kv
+        )
+    width = c.integer("head_dim", d_head)
+    if width is None:
+        if d_model % n_heads:
+            raise c.error(
+                "num_attention_heads",
+                "must divide hidden_size where head_dim is not stated",
+                expected=f"a divisor of {d_model}",
+                got=n_heads,
+            )
+        width = d_model // n_heads
+    return Sizes(
+        vocab_size=c.size("vocab_size", high=MOST_ROWS),
+        d_model=d_model,
+        n_layers=c.size("num_hidden_layers", high=MOST_LAYERS),
+        n_heads=n_heads,
+        n_kv_heads=n_kv,
+        d_head=width,
+        d_ff=c.integer("intermediate_size", high=1 << 24),
+        max_positions=c.integer("max_position_embeddings", max_positions, high=MOST_POSITIONS),
+    )
+
+
+def write_sizes(spec: ModelSpec) -> dict[str, Any]:
+    """The same numbers, from a spec."""
+    attention, mlp = parts(spec.decoder.layers[0])
+    return {
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.d_model,
+        "num_hidden_layers": spec.n_layers,
+        "num_attention_heads": attention.n_heads,
+        "num_key_value_heads": attention.n_kv_heads,
+        "head_dim": attention.d_head,
+        "intermediate_size": mlp.d_ff,
+        "max_position_embeddings": spec.max_positions,
+        "attention_dropout": attention.dropout,
+        "tie_word_embeddings": spec.head.tied,
+    }
+
+
+def pre_norm_block(attention: AttentionSpec, mlp: MlpSpec, norm: NormSpec, scale: float = 1.0) -> BlockSpec:
+    """Attention, then feed-forward, each reading the stream through a norm: most of today's decoders."""
+    return BlockSpec(
+        (
+            BranchSpec("attn", attention, pre_norm=norm, scale=scale),
+            BranchSpec("mlp", mlp, pre_norm=norm, scale=scale),
+        )
+    )
+
+
+def parts(block: BlockSpec) -> tuple[AttentionSpec, MlpSpec]:
+    """A block's attention and feed-forward."""
+    mlp = next(branch.body for branch in block.branches if isinstance(branch.body, MlpSpec))
+    return block.attention, mlp
+
+
+def first_norm(spec: ModelSpec) -> NormSpec:
+    """The norm before the first branch, which the others of such families repeat."""
+    norm = spec.decoder.layers[0].branches[0].pre_norm
+    assert norm is not None
+    return norm
+
+
+def read_windows(c: ConfigReader, n_layers: int, window: int | None, pattern: list[str]) -> list[int | None]:
+    """Each layer's window: from ``layer_types`` where stated, else from the family's own pattern."""
+    types = c.words("layer_types", n_layers, ("full_attention", "sliding_attention")) or pattern
+    if window is None and "sliding_attention" in types:
+        raise c.error("sliding_window", "missing, though a layer slides", expected="an int", got=None)
+    return [window if kind == "sliding_attention" else None for kind in types]
+
+
+def write_windows(spec: ModelSpec) -> dict[str, Any]:
+    """``layer_types`` and, where a layer slides, ``sliding_window``."""
+    windows = [layer.attention.mask.window for layer in spec.decoder.layers]
+    stated = {"layer_types": ["full_attention" if window is None else "sliding_attention" for window in windows]}
+    widths = {window for window in windows if window is not None}
+    return {**stated, **({"sliding_window": widths.pop()} if widths else {})}
+
+
+NORM_NAMES = {"attn.pre_norm": "input_layernorm", "mlp.pre_norm": "post_attention_layernorm"}
+
+
+def llama_rules(spec: ModelSpec, norms: dict[str, str] | None = None) -> list[WeightRule]:
+    """Tensors under the names that Llama gave them.
+
+    Args:
+        spec: whose tensors.
+        norms: our norm → its name in a layer.
+    """
+    rules: list[WeightRule] = [rename("embed.tokens", "model.embed_tokens.weight")]
+    for i, layer in enumerate(spec.decoder.layers):
+        attention, mlp = parts(layer)
+        names = {"attn.body.q": "self_attn.q_proj", "attn.body.k": "self_attn.k_proj", "attn.body.v": "self_attn.v_proj"}
+        biased = set(names) if attention.qkv_bias else set()
+        names |= {"attn.body.out": "self_attn.o_proj", "mlp.body.up": "mlp.up_proj", "mlp.body.down": "mlp.down_proj"}
+        biased |= {"attn.body.out"} if attention.out_bias else set()
+        biased |= {"mlp.body.gate", "mlp.body.up"} if mlp.bias else set()
+        biased |= {"mlp.body.down"} if mlp.out_bias else set()
+        if mlp.gated:
+            names["mlp.body.gate"] = "mlp.gate_proj"
+        if attention.qk_norm is not None:
+            names |= {"attn.body.q_norm": "self_attn.q_norm", "attn.body.k_norm": "self_attn.k_norm"}
+        names |= norms or NORM_NAMES
+        for branch in layer.branches:
+            for slot in ("pre_norm", "out_norm", "post_norm"):
+                norm: NormSpec | None = getattr(branch, slot)
+                biased |= {f"{branch.name}.{slot}"} if norm is not None and norm.bias else set()
+        for ours, theirs in names.items():
+            for kind in ("weight", "bias") if ours in biased else ("weight",):
+                rule = rename(f"decoder.layers.{{i}}.branches.{ours}.{kind}", f"model.layers.{{i}}.{theirs}.{kind}")
+                rules.append(at_layer(rule, i))
+        rules.append(Drop((f"model.layers.{i}.self_attn.rotary_emb.inv_freq",)))
+    rules.append(rename("decoder.norm.weight", "model.norm.weight"))
+    if spec.decoder.norm is not None and spec.decoder.norm.bias:
+        rules.append(rename("decoder.norm.bias", "model.norm.bias"))
+    if spec.head.tied:
+        rules.append(Tie(("lm_head.weight",), same_as="embed.tokens"))
+    else:
+        rules.append(rename("head.weight", "lm_head.weight"))
+    if spec.head.bias:
+        rules.append(rename("head.bias", "lm_head.bias"))
+    return rules

@@ -1,0 +1,57 @@
+"""What a family's file provides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cutaway.formats.config import ConfigReader
+from cutaway.formats.rules import WeightRule
+from cutaway.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class GgufForm:
+    """How a family lies in a GGUF file, where that differs from the common vocabulary.
+
+    Attributes:
+        arch: the file's ``general.architecture``.
+        keys: metadata key after the architecture's prefix → config key, beside the common ones.
+        complete: turns the translated config into what ``read`` expects (constants the format leaves out).
+        alter: rules that replace the common one for the tensors they name.
+    """
+
+    arch: str
+    keys: Mapping[str, str] = field(default_factory=dict)
+    complete: Callable[[dict[str, Any], Mapping[str, Any]], None] = lambda config, metadata: None
+    alter: Callable[[ModelSpec], list[WeightRule]] = lambda spec: []
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family: config → spec → config, and tensors → tensors.
+
+    Attributes:
+        model_type: the config's word for it.
+        architecture: the class name that a saved config states.
+        read: a config as a spec; must read every key that matters.
+        write: the inverse of ``read``, without the kept keys.
+        rules: the tensors of a Hugging Face folder.
+        base_prefix: what names start with unless the body was saved without its head.
+        gguf: its form in GGUF, if it has one.
+    """
+
+    model_type: str
+    architecture: str
+    read: Callable[[ConfigReader], ModelSpec]
+    write: Callable[[ModelSpec], dict[str, Any]]
+    rules: Callable[[ModelSpec], list[WeightRule]]
+    base_prefix: str = "model."
+    gguf: GgufForm | None = None
+
+    def config(self, spec: ModelSpec) -> dict[str, Any]:
+        """The whole config of a spec, with what was kept. ``read(config(spec)) == spec``."""
+        kept = {key: json.loads(text) for key, text in spec.kept}
+        return {"model_type": self.model_type, **self.write(spec), **kept}

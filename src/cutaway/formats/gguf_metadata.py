@@ -1,0 +1,122 @@
+"""GGUF's metadata as a config in Hugging Face's words, so that one reader serves both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cutaway.errors import ConfigError
+
+# Key after the architecture's prefix → config key.
+COMMON = {
+    "vocab_size": "vocab_size",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rope.freq_base": "rope_theta",
+}
+# Read here and translated below, or saying nothing that is not said elsewhere.
+_HANDLED = ("attention.value_length", "rope.dimension_count", "rope.scaling.", "attention.causal")
+_SCALINGS = {"linear": "linear", "yarn": "yarn", "none": "default"}
+
+
+def config_from_metadata(
+    metadata: Mapping[str, Any], arch: str, keys: Mapping[str, str], *, tied: bool, rows: int, path: str | None = None
+) -> dict[str, Any]:
+    """The config that an architecture's keys amount to.
+
+    Args:
+        metadata: the file's key/values.
+        arch: its architecture.
+        keys: the family's own keys, over the common ones.
+        tied: whether the file has no output matrix.
+        rows: rows of the embedding table.
+        path: file, for messages.
+
+    Raises:
+        ConfigError: a key of the architecture that nobody reads, or one whose value contradicts another.
+    """
+    names = {**COMMON, **keys}
+    config: dict[str, Any] = {"tie_word_embeddings": tied, "vocab_size": rows}
+    prefix = f"{arch}."
+    for key, value in metadata.items():
+        if not key.startswith(prefix):
+            continue
+        word = key[len(prefix) :]
+        if word in names:
+            config[names[word]] = _plain(value, key, path)
+        elif not word.startswith(_HANDLED):
+            raise ConfigError("unknown setting", path=path, field=key, got=value)
+    if config["vocab_size"] != rows:
+        raise ConfigError(
+            "differs from the embedding table", path=path, field=f"{prefix}vocab_size", expected=rows, got=config["vocab_size"]
+        )
+    _widths(metadata, prefix, config, path)
+    scaling = _scaling(metadata, prefix, path)
+    if scaling is not None:
+        config["rope_scaling"] = scaling
+    return config
+
+
+def _plain(value: Any, key: str, path: str | None) -> Any:
+    """Per-layer lists are read where all layers agree."""
+    if isinstance(value, (str, int, float, bool)):
+        return _shortest(value)
+    entries = [v.item() if hasattr(v, "item") else v for v in value]
+    if len(set(map(str, entries))) != 1:
+        raise ConfigError("values that differ by layer are not supported", path=path, field=key, got=entries[:8])
+    return _shortest(entries[0])
+
+
+def _shortest(value: Any) -> Any:
+    """GGUF keeps fp32: 1e-5 comes back as 9.99999974e-06. The shortest decimal with the same fp32 is meant."""
+    if not isinstance(value, float) or value != value or value in (float("inf"), float("-inf")):
+        return value
+    import struct
+
+    def fp32(x: float) -> bytes:
+        return struct.pack("<f", x)
+
+    if struct.unpack("<f", fp32(value))[0] != value:
+        return value
+    return next((short for digits in range(1, 10) if fp32(short := float(f"{value:.{digits}g}")) == fp32(value)), value)
+
+
+def _widths(metadata: Mapping[str, Any], prefix: str, config: Mapping[str, Any], path: str | None) -> None:
+    """Widths of values and of the rotation, which must be those of the keys."""
+    heads = config.get("num_attention_heads")
+    width = config.get("head_dim")
+    if width is None and isinstance(heads, int) and heads > 0 and isinstance(config.get("hidden_size"), int):
+        width = config["hidden_size"] // heads
+    for word in ("attention.value_length", "rope.dimension_count"):
+        stated = metadata.get(prefix + word)
+        if stated is not None and width is not None and stated != width:
+            raise ConfigError("differs from the head width", path=path, field=prefix + word, expected=width, got=stated)
+    if metadata.get(f"{prefix}attention.causal") is False:
+        raise ConfigError("two-way attention is not supported here", path=path, field=f"{prefix}attention.causal")
+
+
+def _scaling(metadata: Mapping[str, Any], prefix: str, path: str | None) -> dict[str, Any] | None:
+    at = f"{prefix}rope.scaling."
+    stated = {key[len(at) :]: _plain(value, key, path) for key, value in metadata.items() if key.startswith(at)}
+    kind = stated.pop("type", "none")
+    if kind not in _SCALINGS:
+        raise ConfigError("unknown value", path=path, field=f"{at}type", expected=" or ".join(_SCALINGS), got=kind)
+    stated.pop("finetuned", None)
+    if kind == "none":
+        return None
+    names = {"factor": "factor", "original_context_length": "original_max_position_embeddings"}
+    if kind == "yarn":
+        names |= {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
+    unknown = sorted(set(stated) - set(names))
+    if unknown:
+        raise ConfigError("unknown setting", path=path, field=at + unknown[0], got=stated[unknown[0]])
+    return {"rope_type": kind, **{names[word]: value for word, value in stated.items()}}

@@ -1,0 +1,95 @@
+"""The transformer: an embedding, a stack of blocks, a head."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from cutaway.cache import Cache, NoCache, StoredCache, new_cache
+from cutaway.models.head import Head
+from cutaway.modules.embedding import Embedding
+from cutaway.modules.stack import Stack
+from cutaway.modules.tap import Tap
+from cutaway.shapes import Ids, Logits, Stream
+from cutaway.spec import ModelSpec
+
+
+class Transformer(nn.Module):
+    """A decoder-only language model, assembled from its spec.
+
+    ::
+
+        ids ──► embed ──► layers.0 ──► … ──► layers.n ──► norm ──► head ──► logits
+
+    Args:
+        spec: what it is made of. Weights start empty; see ``checkpoints`` for loading.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.explicit = False  # use the readable attention everywhere, for comparison
+        self.embed = Embedding(spec.embedding, spec.vocab_size, spec.d_model)
+        self.decoder = Stack(spec.decoder, spec.d_model)
+        self.head = Head(spec.head, spec.vocab_size, spec.d_model)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embed.tokens.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the weights are."""
+        return self.embed.tokens.dtype
+
+    def forward(
+        self,
+        ids: Ids,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        cache: Cache | None = None,
+        tap: Tap | None = None,
+    ) -> Logits:
+        """Logits for every token of this pass. See :meth:`hidden` for the arguments."""
+        return self.unembed(self.hidden(ids, positions, segments, cache, tap), tap)
+
+    def hidden(
+        self,
+        ids: Ids,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        cache: Cache | None = None,
+        tap: Tap | None = None,
+    ) -> Stream:
+        """The stream after the last norm.
+
+        Args:
+            ids: token ids; what stands at a pad does not matter. [batch, query]
+            positions: each token's place in its text, −1 for a pad; by default each row goes on from
+                what the cache holds. [batch, query]
+            segments: which document of its row a token belongs to. [batch, query]
+            cache: keys and values of earlier tokens, to read and to extend (without gradients).
+            tap: reads or edits what is computed on the way.
+        """
+        if positions is None:
+            past = torch.tensor(cache.lengths if cache is not None else [0], dtype=torch.long)
+            positions = past[:, None] + torch.arange(ids.shape[1])
+            positions = positions.expand(ids.shape[0], -1)
+        if cache is None:
+            cache = NoCache([layer.attention.mask for layer in self.spec.decoder.layers], self.device)
+        cache.begin(positions.cpu(), None if segments is None else segments.cpu())
+        positions = positions.to(self.device)
+        x = self.embed(ids.to(self.device), positions, None if tap is None else tap.at("embed"))
+        inner = None if tap is None else tap.at("decoder")
+        return self.decoder(x, positions, cache, inner, self.explicit)
+
+    def unembed(self, x: Stream, tap: Tap | None = None) -> Logits:
+        """Logits of final hidden states. [batch, query, d_model] → [batch, query, vocab]"""
+        return self.head(x, self.embed.tokens, tap)
+
+    def new_cache(self, batch: int = 1, capacity: int = 256, *, sliding: bool = True) -> StoredCache:
+        """An empty cache for this model. See :func:`cutaway.cache.new_cache`."""
+        return new_cache(
+            self.spec.decoder, batch=batch, capacity=capacity, dtype=self.dtype, device=self.device, sliding=sliding
+        )

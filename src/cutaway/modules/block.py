@@ -1,0 +1,71 @@
+"""One layer: branches that read the residual stream and add to it."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import nn
+
+from cutaway.modules.attention import Attention, LayerInputs
+from cutaway.modules.mlp import Mlp
+from cutaway.modules.norm import Norm, norm_or_identity
+from cutaway.modules.tap import Tap
+from cutaway.shapes import Stream
+from cutaway.spec import AttentionSpec, BlockSpec, BranchSpec
+
+
+class Branch(nn.Module):
+    """``x ← post_norm( x + scale · out_norm( body( pre_norm(source) ) ) )``
+
+    Args:
+        spec: its body and norms.
+        d_model: width of the residual stream.
+    """
+
+    def __init__(self, spec: BranchSpec, d_model: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.pre_norm = norm_or_identity(spec.pre_norm, d_model)
+        self.body = Attention(spec.body, d_model) if isinstance(spec.body, AttentionSpec) else Mlp(spec.body, d_model)
+        self.out_norm = norm_or_identity(spec.out_norm, d_model)
+        self.post_norm = norm_or_identity(spec.post_norm, d_model)
+
+    def forward(self, x: Stream, source: Stream, inputs: LayerInputs, tap: Tap | None = None) -> Stream:
+        """Taps ``in``, ``norm_scale`` where there is a pre-norm, ``body``, ``out``, ``resid``."""
+        y = self.pre_norm(source, tap) if isinstance(self.pre_norm, Norm) else source
+        if tap is not None:
+            y = tap("in", y)
+        y = self.body(y, inputs, tap) if isinstance(self.body, Attention) else self.body(y, tap)
+        if tap is not None:
+            y = tap("body", y)
+        y = self.out_norm(y)
+        if self.spec.scale != 1.0:
+            y = y * self.spec.scale
+        if self.spec.dropout:
+            y = F.dropout(y, self.spec.dropout, self.training)
+        if tap is not None:
+            y = tap("out", y)
+        x = self.post_norm(x + y)
+        return x if tap is None else tap("resid", x)
+
+
+class Block(nn.Module):
+    """The branches in order; side by side when the spec is parallel.
+
+    Args:
+        spec: its branches.
+        d_model: width of the residual stream.
+    """
+
+    def __init__(self, spec: BlockSpec, d_model: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.branches = nn.ModuleDict({branch.name: Branch(branch, d_model) for branch in spec.branches})
+
+    def forward(self, x: Stream, inputs: LayerInputs, tap: Tap | None = None) -> Stream:
+        """Taps ``resid_in``, then each branch's under its name."""
+        if tap is not None:
+            x = tap("resid_in", x)
+        start = x
+        for name, branch in self.branches.items():
+            x = branch(x, start if self.spec.parallel else x, inputs, None if tap is None else tap.at(name))
+        return x

@@ -1,0 +1,91 @@
+"""Rotary positions: pairs of channels turn with the position (Su et al. 2021)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from cutaway.shapes import Angles, Positions
+from cutaway.spec import FactorScaling, LinearScaling, Llama3Scaling, RotarySpec, YarnScaling
+
+
+def speeds(spec: RotarySpec) -> tuple[Tensor, float]:
+    """Radians a position for each pair, and the factor on cos and sin. [d_rotary / 2]"""
+    pairs = torch.arange(0, spec.d_rotary, 2, dtype=torch.float32) / spec.d_rotary
+    plain = 1.0 / (spec.base**pairs)
+    match spec.scaling:
+        case None:
+            return plain, 1.0
+        case LinearScaling(factor):
+            return plain / factor, 1.0
+        case FactorScaling(factors):
+            return plain / torch.tensor(factors, dtype=torch.float32), 1.0
+        case Llama3Scaling():
+            return _llama3(plain, spec.scaling), 1.0
+        case YarnScaling():
+            return _yarn(spec.base**pairs, spec, spec.scaling), yarn_magnitude(spec.scaling)
+
+
+def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
+    # How many turns a pair makes within the original length decides: many are kept, few are slowed.
+    turns = scaling.original_max_positions * plain / (2 * math.pi)
+    ramp = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    ramp = ramp.clamp(0, 1)
+    return (1 - ramp) * plain / scaling.factor + ramp * plain
+
+
+def _yarn(periods: Tensor, spec: RotarySpec, scaling: YarnScaling) -> Tensor:
+    def pair_with(turns: float) -> float:
+        length = scaling.original_max_positions / (turns * 2 * math.pi)
+        return spec.d_rotary * math.log(length) / (2 * math.log(spec.base))
+
+    low, high = pair_with(scaling.beta_fast), pair_with(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, spec.d_rotary - 1)
+    if low == high:
+        high += 0.001  # a step instead of a ramp
+    ramp = ((torch.arange(spec.d_rotary // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return ramp / (scaling.factor * periods) + (1 - ramp) / periods
+
+
+def yarn_magnitude(scaling: YarnScaling) -> float:
+    """The factor on cos and sin: as stated, or ``0.1 ln(factor) + 1`` (Peng et al. 2023, eq. 22).
+
+    >>> round(yarn_magnitude(YarnScaling(factor=64.0, original_max_positions=4096)), 6)
+    1.415888
+    >>> yarn_magnitude(YarnScaling(factor=64.0, original_max_positions=4096, attention_factor=1.0))
+    1.0
+    """
+
+    def magnitude(weight: float) -> float:
+        return 1.0 if scaling.factor <= 1 else 0.1 * weight * math.log(scaling.factor) + 1.0
+
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    if scaling.mscale and scaling.mscale_all_dim:
+        return magnitude(scaling.mscale) / magnitude(scaling.mscale_all_dim)
+    return magnitude(1.0)
+
+
+def rotary_table(spec: RotarySpec, positions: Positions, dtype: torch.dtype) -> tuple[Angles, Angles]:
+    """cos and sin of every pair's angle at every position; a pad's is that of position 0."""
+    speed, magnitude = speeds(spec)
+    angles = positions.clamp(min=0)[..., None].float() * speed.to(positions.device)
+    return (angles.cos() * magnitude).to(dtype), (angles.sin() * magnitude).to(dtype)
+
+
+def rotate(x: Tensor, cos: Angles, sin: Angles) -> Tensor:
+    """Turn pair i, made of channels i and i + half, by its angle; channels past the pairs stay.
+
+    [batch, query, head, d_head] → the same
+    """
+    half = cos.shape[-1]
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+    first, second = x[..., :half], x[..., half : 2 * half]
+    turned = [first * cos - second * sin, second * cos + first * sin]
+    if x.shape[-1] > 2 * half:
+        turned.append(x[..., 2 * half :])
+    return torch.cat(turned, dim=-1)

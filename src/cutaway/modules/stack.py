@@ -1,0 +1,43 @@
+"""Layers one after the other."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from cutaway.cache import Cache
+from cutaway.modules.attention import LayerInputs
+from cutaway.modules.block import Block
+from cutaway.modules.norm import Norm, norm_or_identity
+from cutaway.modules.rotary import rotary_table
+from cutaway.modules.tap import Tap
+from cutaway.shapes import Positions, Stream
+from cutaway.spec import StackSpec
+
+
+class Stack(nn.Module):
+    """Blocks, and the norm after the last.
+
+    Args:
+        spec: each layer's block.
+        d_model: width of the residual stream.
+    """
+
+    def __init__(self, spec: StackSpec, d_model: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.layers = nn.ModuleList(Block(layer, d_model) for layer in spec.layers)
+        self.norm = norm_or_identity(spec.norm, d_model)
+
+    def forward(
+        self, x: Stream, positions: Positions, cache: Cache, tap: Tap | None = None, explicit: bool = False
+    ) -> Stream:
+        """Run a pass that ``cache.begin`` has planned. Taps ``layers.{i}.…`` and ``norm.out``."""
+        rotaries = {layer.attention.rotary for layer in self.spec.layers} - {None}
+        tables = {spec: rotary_table(spec, positions, x.dtype) for spec in rotaries if spec is not None}
+        for index, (block, spec) in enumerate(zip(self.layers, self.spec.layers, strict=True)):
+            rotary = spec.attention.rotary
+            inputs = LayerInputs(cache.layer(index), None if rotary is None else tables[rotary], explicit)
+            x = block(x, inputs, None if tap is None else tap.at(f"layers.{index}"))
+        inner = None if tap is None else tap.at("norm")
+        x = self.norm(x, inner) if isinstance(self.norm, Norm) else x
+        return x if inner is None else inner("out", x)
