@@ -1,1 +1,44 @@
-"""cutaway: one readable transformer you can run, train, serve and see through."""
+"""cutaway: one readable transformer you can run, train, serve and see through.
+
+>>> import cutaway
+>>> "load" in cutaway.__all__
+True
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cutaway.errors import CutawayError
+    from cutaway.generation.generate import Generation
+    from cutaway.inspection.trace import Trace
+    from cutaway.model import Model, load, save
+    from cutaway.spec.model import ModelSpec
+
+__version__ = "0.1.0"
+
+# Imported when first asked for, so that `import cutaway` brings in neither torch nor numpy.
+_WHERE = {
+    "CutawayError": "cutaway.errors",
+    "Generation": "cutaway.generation.generate",
+    "Model": "cutaway.model",
+    "ModelSpec": "cutaway.spec.model",
+    "Trace": "cutaway.inspection.trace",
+    "load": "cutaway.model",
+    "save": "cutaway.model",
+}
+__all__ = ["CutawayError", "Generation", "Model", "ModelSpec", "Trace", "__version__", "load", "save"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'cutaway' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHERE})

@@ -185,7 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
         body = data[start:]
         if fault is not None and kind == "flip":
-            body = bytes([*body[: fault.at], body[fault.at] ^ 1, *body[fault.at + 1 :]])
+            body = body[: fault.at] + bytes([body[fault.at] ^ 1]) + body[fault.at + 1 :]
         if kind == "wrong-length":
             body += b"more"
         self.send(206 if start else 200, body, headers, fault)

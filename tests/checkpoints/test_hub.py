@@ -264,7 +264,7 @@ def test_a_body_that_stays_wrong_publishes_nothing(bench: Bench, kind: str) -> N
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
 def test_one_flipped_bit_is_found(bench: Bench, name: str) -> None:
-    bench.fault("flip", on=name, at=len(FILES[name]) // 2)
+    bench.fault("flip", on=f"/{name}", at=len(FILES[name]) // 2)
     with pytest.raises(DownloadError, match="checksum") as caught:
         bench.repo()
     assert caught.value.path == f"o/n/{name}"
@@ -334,7 +334,7 @@ def test_a_file_without_a_checksum_is_refused(bench: Bench, etag: str) -> None:
         bench.file("model.safetensors")
 
 
-@pytest.mark.parametrize("commit", ["../../../../escaped", "main", "", "0" * 39, "/tmp/escaped"])
+@pytest.mark.parametrize("commit", ["../../../../escaped", "main", "", "0" * 39, "/escaped"])
 def test_a_commit_that_is_none_is_refused(bench: Bench, commit: str, tmp_path: Path) -> None:
     bench.server.repos["o/n"].commit = commit
     with pytest.raises(DownloadError):
@@ -419,8 +419,8 @@ def test_a_hub_name_is_taken_apart(text: str, parts: HubId) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "/", "o/", "/n", "o//n", "o/n@", "o/n:", "o--x/n", "o/n..m", ".o/n", "o/n-", "o/n@../x", "o/n@a/../b",
-     "o/n/../x", "o n", "o/n@a b", "http://h/o/n", "o\\n", "o/n\n", "o/n@a@b", "é/n", "o/" + "n" * 100],
+    ["", "/", "o/", "/n", "o//n", "o/n@", "o/n:", "o--x/n", "o/n..m", ".o/n", "o/n-", "o/n@../x",
+     "o/n@a/../b", "o/n/../x", "o n", "o/n@a b", "http://h/o/n", "o\\n", "o/n\n", "o/n@a@b", "é/n", "o/" + "n" * 100],
 )  # fmt: skip
 def test_what_is_no_hub_name_is_refused(text: str) -> None:
     with pytest.raises(RequestError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -10,6 +10,7 @@ from cutaway.cache.mask import MaskPlan
 from cutaway.shapes import KeyByHead
 
 
+@runtime_checkable
 class LayerView(Protocol):
     """One layer's bundle of tensors for one pass: no layer number, no Python state."""
 
@@ -24,6 +25,7 @@ class LayerView(Protocol):
         ...
 
 
+@runtime_checkable
 class Cache(Protocol):
     """Keys and values of the tokens so far, row by row."""
 

@@ -50,7 +50,7 @@ class CatalogEntry:
 
     def __post_init__(self) -> None:
         plain = {PurePosixPath(self.filename).name, PureWindowsPath(self.filename).name}
-        if plain != {self.filename} or self.filename.startswith("."):
+        if plain != {self.filename} or self.filename[:1] in ("", "."):
             raise ConfigError("a catalogue file needs one plain name", field=self.name, got=self.filename)
         if self.hub is None and not self.wheel:
             raise ConfigError("nothing carries this catalogue file", field=self.name)

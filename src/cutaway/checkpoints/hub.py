@@ -45,7 +45,7 @@ _LONGEST_WAIT = 120.0  # a server that wants us to wait longer is told of instea
 _BUSY = (408, 429, 500, 502, 503, 504)
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 _ID = re.compile(
-    rf"(?P<repo>{_PART}(?:/{_PART})?)(?:/(?P<file>[^@:\\]+))?(?::(?P<select>[\w.-]+))?(?:@(?P<revision>[\w./+-]+))?",
+    rf"(?P<repo>{_PART}/{_PART}|{_PART}(?!/))(?:/(?P<file>[^@:\\]+))?(?::(?P<select>[\w.-]+))?(?:@(?P<revision>[\w./+-]+))?",
     re.ASCII,
 )
 Sleep = Callable[[float], None]
@@ -357,7 +357,9 @@ def _wait(error: Exception, attempt: int) -> float | None:
         wait = float(after) if after.isdecimal() else float(2**attempt)
         return wait if wait <= _LONGEST_WAIT else None
     kinds = {kind.__name__ for kind in type(cause).__mro__}
-    broken = bool(kinds & {"NetworkError", "RemoteProtocolError"}) and "ConnectError" not in kinds
+    broken = "NetworkError" in kinds and "ConnectError" not in kinds
+    # a body that ends early it resumed until it gave up, a listing it did not
+    broken = broken or ("RemoteProtocolError" in kinds and "/api/" in (_address(cause) or ""))
     wrong_size = "Consistency check failed" in str(cause)
     return float(2**attempt) if broken or wrong_size else None
 

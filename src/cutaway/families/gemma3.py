@@ -55,8 +55,9 @@ def _rotaries(c: ConfigReader, d_head: int, max_positions: int) -> tuple[RotaryS
 def read(c: ConfigReader) -> ModelSpec:
     """A ``Gemma3TextConfig`` as a spec."""
     n = read_sizes(c, max_positions=131_072, d_head=256, n_kv_heads=4)
-    every = c.integer("sliding_window_pattern", 6)
-    c.keep("sliding_window_pattern")
+    # The same number under either name; transformers saves the second beside layer_types.
+    every = c.integer("sliding_window_pattern", c.integer("_sliding_window_pattern", 6))
+    c.keep("sliding_window_pattern", "_sliding_window_pattern")
     pattern = [KINDS[0] if (i + 1) % every == 0 else KINDS[1] for i in range(n.n_layers)]
     window = c.integer("sliding_window", 4096, high=1 << 40)
     windows = read_windows(c, n.n_layers, window, pattern)

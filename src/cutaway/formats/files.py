@@ -40,9 +40,11 @@ __all__ = [
     "atomic_write",
     "empty_bytes",
     "map_private",
+    "nonfinite",
     "open_regular",
     "parse_json",
     "pointer",
+    "read_head",
     "read_into",
     "read_json",
     "read_small",
@@ -81,6 +83,15 @@ def open_regular(path: StrPath) -> BinaryIO:
         kind = "a directory" if stat.S_ISDIR(mode) else "a FIFO" if stat.S_ISFIFO(mode) else "a device"
         raise FormatError("is not a regular file", path=path, expected="a file", got=kind)
     return os.fdopen(fd, "rb")
+
+
+def read_head(file: BinaryIO, path: StrPath) -> bytes:
+    """The first 512 bytes, or all of a shorter file."""
+    try:
+        file.seek(0)
+        return file.read(512)
+    except OSError as error:
+        raise _refused("cannot be read", path, error) from error
 
 
 def sniff(head: bytes) -> str | None:
@@ -157,6 +168,14 @@ def read_into(
                 progress(got)
     except OSError as error:
         raise _refused("cannot be read", path, error) from error
+
+
+def nonfinite(tensor: torch.Tensor) -> int:
+    """How many numbers of a floating or complex tensor are NaN or infinite."""
+    # Eight-bit floats know no isfinite; parts, as a second copy of a large tensor is not needed.
+    wide = torch.float32 if tensor.dtype.itemsize == 1 else tensor.dtype
+    parts = torch.split(tensor.reshape(-1), 1 << 22)
+    return sum(part.numel() - int(part.to(wide).isfinite().sum()) for part in parts)
 
 
 def map_private(file: BinaryIO, path: StrPath) -> npt.NDArray[np.uint8]:

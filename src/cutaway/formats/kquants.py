@@ -24,15 +24,23 @@ __all__ = ["KERNELS", "fields", "half"]
 _EVERY_BYTE = 0x0101010101010101
 
 
+def _view(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The same bytes as wider numbers. They are copied, unless they lie together and aligned."""
+    packed = packed.contiguous()
+    if packed.storage_offset() % dtype.itemsize:  # the one case contiguous() leaves: a slice of a single block
+        packed = packed.clone()
+    return packed.view(dtype)
+
+
 def half(blocks: torch.Tensor, at: int) -> torch.Tensor:
     """The half-precision number at byte ``at`` of each block: float32 [n, 1]."""
-    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
+    return _view(blocks[:, at : at + 2], torch.float16).float()
 
 
 def fields(packed: torch.Tensor, bits: int) -> torch.Tensor:
     """Bytes taken apart: uint8 [..., k] → uint8 [..., 8 / bits, k], lowest bits first. k a multiple of 8."""
     # Eight bytes a time. What a shift drags in from the next byte, the mask removes.
-    lanes = packed.contiguous().view(torch.int64)
+    lanes = _view(packed, torch.int64)
     out = lanes.new_empty(*lanes.shape[:-1], 8 // bits, lanes.shape[-1])
     mask = _EVERY_BYTE * ((1 << bits) - 1)
     for i in range(8 // bits):

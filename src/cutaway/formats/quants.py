@@ -27,7 +27,7 @@ from cutaway.formats import kquants
 from cutaway.formats.files import StrPath
 from cutaway.formats.kquants import fields, half
 
-__all__ = ["BLOCK_TYPES", "BlockType", "block_type", "dequantise", "dequantise_blocks"]
+__all__ = ["BLOCK_TYPES", "BlockType", "block_type", "chunk_blocks", "dequantise", "dequantise_blocks"]
 
 _CHUNK = 1 << 19  # weights at a time: the float32 of one chunk stay near the second-level cache
 
@@ -111,11 +111,16 @@ def dequantise(raw: npt.NDArray[np.uint8], type: BlockType, n_cols: int) -> npt.
         raise DtypeError(f"bytes are not {type.name} rows of {n_cols}", expected=expected, got=list(raw.shape))
     out = np.empty((raw.shape[0], n_cols), np.float32)
     blocks, floats = raw.reshape(-1, type.nbytes), torch.from_numpy(out).view(-1, type.block)
-    step = max(_CHUNK // type.block, 1)
+    step = chunk_blocks(type)
     for start in range(0, len(blocks), step):
         part = np.require(blocks[start : start + step], requirements=["C", "W"])  # torch warns about read-only memory
         dequantise_blocks(torch.from_numpy(part), type, floats[start : start + step])
     return out
+
+
+def chunk_blocks(type: BlockType) -> int:
+    """How many blocks to take at a time."""
+    return _CHUNK // type.block
 
 
 def dequantise_blocks(blocks: torch.Tensor, type: BlockType, out: torch.Tensor) -> None:

@@ -21,6 +21,7 @@ from cutaway.formats.files import (
     atomic_write,
     empty_bytes,
     map_private,
+    nonfinite,
     open_regular,
     read_into,
 )
@@ -83,6 +84,8 @@ class SafetensorsFile:
         mapped = self._map
         if mapped is not None and (info.offset % info.dtype.itemsize == 0):
             data = mapped[info.offset : info.offset + info.nbytes]
+            if progress is not None:
+                progress(info.nbytes)
         else:  # also where the mapping would be misaligned
             data = empty_bytes(info.nbytes, path=self.path, field=name)
             read_into(self._file, info.offset, data.numpy(), path=self.path, field=name, progress=progress)
@@ -94,17 +97,9 @@ class SafetensorsFile:
 
     def count_nonfinite(self) -> dict[str, int]:
         """How many numbers of each tensor are NaN or infinite; tensors without any are left out."""
-        counts = {}
-        for name, info in self._infos.items():
-            if not (info.dtype.is_floating_point or info.dtype.is_complex):
-                continue
-            # Eight-bit floats know no isfinite; parts, as a second copy of a large tensor is not needed.
-            wide = torch.float32 if info.dtype.itemsize == 1 else info.dtype
-            parts = torch.split(self.read(name).reshape(-1), 1 << 22)
-            bad = sum(part.numel() - int(part.to(wide).isfinite().sum()) for part in parts)
-            if bad:
-                counts[name] = bad
-        return counts
+        numbers = (info for info in self._infos.values() if info.dtype.is_floating_point or info.dtype.is_complex)
+        counts = {info.name: nonfinite(self.read(info.name)) for info in numbers}
+        return {name: count for name, count in counts.items() if count}
 
 
 def save_safetensors(

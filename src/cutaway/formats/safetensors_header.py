@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import BinaryIO
 
+import numpy as np
 import torch
 
-from cutaway.errors import DtypeError, FormatError, LimitExceeded, ShapeMismatch, StorageError, TruncatedError
-from cutaway.formats.files import refuse_foreign
+from cutaway.errors import DtypeError, FormatError, LimitExceeded, ShapeMismatch, TruncatedError
+from cutaway.formats.files import read_head, read_into, refuse_foreign
 from cutaway.formats.strict_json import Json, parse_json, pointer
 
 __all__ = ["DTYPES", "MAX_RANK", "TensorInfo", "is_name", "parse_header"]
@@ -78,21 +79,21 @@ def parse_header(file: BinaryIO, size: int, path: str) -> tuple[dict[str, str], 
     Errors: TruncatedError, LimitExceeded, DtypeError, FormatError, each naming the tensor where
     there is one; ShapeMismatch where shape and bytes disagree; UnsafeFormatError for a pickle.
     """
-    try:
-        head = file.read(512)
-        refuse_foreign(head, path=path, wanted="safetensors")
-        length = int.from_bytes(head[:8], "little")
-        if len(head) < 8:
-            raise TruncatedError("ends early", path=path, field="header_len", expected="8 bytes", got=len(head))
-        if length > MAX_HEADER:
-            most = f"at most {MAX_HEADER}"
-            raise LimitExceeded("header is too large", path=path, field="header_len", expected=most, got=length)
-        if 8 + length > size:
-            raise TruncatedError("ends inside its header", path=path, expected=f"{8 + length} bytes or more", got=size)
-        file.seek(8)
-        header = file.read(length)
-    except OSError as error:
-        raise StorageError("cannot be read", path=path, got=error.strerror) from error
+    head = read_head(file, path)
+    refuse_foreign(head, path=path, wanted="safetensors")
+    length = int.from_bytes(head[:8], "little")
+    if len(head) < 8:
+        raise TruncatedError("ends early", path=path, field="header_len", expected="8 bytes", got=len(head))
+    if length > MAX_HEADER:
+        most = f"at most {MAX_HEADER}"
+        raise LimitExceeded("header is too large", path=path, field="header_len", expected=most, got=length)
+    if 8 + length > size:
+        more = f"{8 + length} bytes or more"
+        raise TruncatedError("ends inside its header", path=path, field="header_len", expected=more, got=size)
+    raw = np.empty(length, np.uint8)
+    read_into(file, 8, raw, path=path, field="header_len")
+    header = raw.tobytes()
+    del raw
     if not header.startswith(b"{"):
         raise FormatError("header does not start with {", path=path, offset=8, got=header[:8])
     _bound(header, size, path)

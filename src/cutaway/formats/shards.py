@@ -138,10 +138,9 @@ class ShardedSafetensors:
         self._warn(index, tree, placed, listed)
 
     def _add(self, shard: str, mmap: bool, field: str | None) -> None:
-        real = resolve_inside(self.path, shard, field=field)
-        if not real.exists():
+        if not resolve_inside(self.path, shard, field=field).exists():
             raise ShardError("shard is missing", path=self.path, field=field, expected=shard)
-        file = self._shards[shard] = SafetensorsFile(real, mmap=mmap)
+        file = self._shards[shard] = SafetensorsFile(os.path.join(self.path, shard), mmap=mmap)
         for name in file.names():
             if name in self._home:
                 both = f"{os.path.basename(self._home[name].path)} and {shard}"

@@ -29,6 +29,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.spec = spec
         self.explicit = False  # use the readable attention everywhere, for comparison
+        self.warned_length = False  # whether the one warning about long texts was given
         self.embed = Embedding(spec.embedding, spec.vocab_size, spec.d_model)
         self.decoder = Stack(spec.decoder, spec.d_model)
         self.head = Head(spec.head, spec.vocab_size, spec.d_model)

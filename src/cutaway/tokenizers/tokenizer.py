@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final, final
 
@@ -11,6 +12,7 @@ import tokenizers
 
 from cutaway.errors import RequestError, TemplateError, TokenizerError
 from cutaway.tokenizers.chat import ChatTemplate, encode_chat
+from cutaway.tokenizers.disguise import ControlStrings
 from cutaway.tokenizers.fronts import Fronts, Lead
 from cutaway.tokenizers.rust import rust_errors
 from cutaway.tokenizers.spelling import Spelling
@@ -77,13 +79,18 @@ class Tokenizer:
         self._added = frozenset(backend.get_added_tokens_decoder())
         self._special_ids = frozenset(special.values())
         # A one-character token is text even when it is declared special (some files do it to "\n").
-        self._forged = frozenset(index for text, index in special.items() if len(text) > 1) - {unk_id}
+        self._forged = frozenset(index for text, index in special.items() if len(text) > 1)
         self._bytes: dict[int, bytes] = {}
 
     @property
     def adds_bos(self) -> bool:
         """Does the checkpoint's own rule begin a text with BOS?"""
         return self.bos_id is not None and self._prefix[:1] == (self.bos_id,)
+
+    @cached_property
+    def control_strings(self) -> ControlStrings:
+        """Finds control strings in what people wrote."""
+        return ControlStrings(self.special)
 
     # -- text to ids
 
@@ -152,7 +159,8 @@ class Tokenizer:
         row = self.located(text, lead, special=False)
         for piece in row:
             start, end = piece.start or 0, piece.end or 0
-            if piece.id in self._forged and end - start > 1:
+            unknown = piece.id == self.unk_id and piece.text != text[start:end]
+            if piece.id in self._forged and end - start > 1 and not unknown:
                 left = self._unforged(text[: start + 1], lead, shift)
                 return left + self._unforged(text[start + 1 :], "none", shift + start + 1)
         return [Piece(p.id, p.text, p.bytes, p.special, (p.start or 0) + shift, (p.end or 0) + shift) for p in row]

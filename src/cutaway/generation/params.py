@@ -1,0 +1,145 @@
+"""How to choose tokens and when to stop: a call's arguments over a checkpoint's own settings."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from cutaway.errors import RequestError
+from cutaway.generation import logits as steps
+from cutaway.spec import GenerationSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Checked settings of one call. See ``Model.generate`` for their meaning."""
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    stop_ids: frozenset[int] = frozenset()
+    seed: int = 0
+    n: int = 1
+    logprobs: int | None = None
+
+    def choose(
+        self,
+        logits: Tensor,
+        prompts: Sequence[Sequence[int]],
+        produced: Sequence[Sequence[int]],
+        choices: Sequence[int],
+    ) -> list[int]:
+        """The next token of each row.
+
+        Args:
+            logits: [rows, vocab]
+            prompts, produced: each row's tokens so far.
+            choices: which of its prompt's ``n`` choices a row is.
+        """
+        x = logits.float()
+        steps.check_finite(x)
+        if self.repetition_penalty != 1:
+            x = steps.repetition_penalty(x, [[*p, *q] for p, q in zip(prompts, produced, strict=True)], self.repetition_penalty)
+        if self.frequency_penalty or self.presence_penalty:
+            x = steps.count_penalties(x, produced, self.frequency_penalty, self.presence_penalty)
+        if self.logit_bias:
+            x = steps.logit_bias(x, self.logit_bias)
+        if self.temperature == 0:
+            return steps.greedy(x)
+        x = steps.temperature(x, self.temperature)
+        if self.top_k:
+            x = steps.top_k(x, self.top_k)
+        if self.top_p < 1:
+            x = steps.top_p(x, self.top_p)
+        if self.min_p:
+            x = steps.min_p(x, self.min_p)
+        keys = [(self.seed, c, len(p) + len(q)) for c, p, q in zip(choices, prompts, produced, strict=True)]
+        return steps.sample(x, keys)
+
+
+def resolve(
+    own: GenerationSettings,
+    vocab_size: int,
+    *,
+    max_tokens: int = 256,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    stop: str | Sequence[str | int] | None = None,
+    seed: int | None = None,
+    n: int = 1,
+    logprobs: int | None = None,
+) -> Sampling:
+    """Check a call's arguments, and take what it leaves out from the checkpoint.
+
+    Raises:
+        RequestError: a value that makes no sense, by name.
+    """
+    _whole("max_tokens", max_tokens, 0)
+    _whole("n", n, 1)
+    if logprobs is not None:
+        _whole("logprobs", logprobs, 0)
+    words = [stop] if isinstance(stop, str) else list(stop or ())
+    texts = tuple(word for word in words if isinstance(word, str))
+    ids = [word for word in words if not isinstance(word, str)]
+    for word in words:
+        if word == "" or isinstance(word, bool) or not isinstance(word, (str, int)):
+            raise RequestError("a stop is a text, not empty, or a token id", field="stop", got=word)
+    _tokens("stop", ids, vocab_size)
+    _tokens("logit_bias", list(logit_bias or {}), vocab_size)
+    for token, bias in (logit_bias or {}).items():
+        _number(f"logit_bias/{token}", bias, -math.inf)
+    if seed is not None:
+        _whole("seed", seed, -(2**63))
+    # A temperature of one's own is a wish to sample as the model does, so the rest of its settings hold too.
+    return Sampling(
+        max_tokens=max_tokens,
+        temperature=_number("temperature", own.temperature if temperature is None else temperature, 0),
+        top_k=_whole("top_k", own.top_k if top_k is None else top_k, 0),
+        top_p=_number("top_p", own.top_p if top_p is None else top_p, 0, 1),
+        min_p=_number("min_p", 0.0 if min_p is None else min_p, 0, 1),
+        repetition_penalty=_number("repetition_penalty", 1.0 if repetition_penalty is None else repetition_penalty, 1e-6),
+        frequency_penalty=_number("frequency_penalty", frequency_penalty or 0.0, -math.inf),
+        presence_penalty=_number("presence_penalty", presence_penalty or 0.0, -math.inf),
+        logit_bias=dict(logit_bias or {}),
+        stop=texts,
+        stop_ids=frozenset(own.eos_ids) | frozenset(ids),
+        seed=secrets.randbits(63) if seed is None else seed,
+        n=n,
+        logprobs=logprobs,
+    )
+
+
+def _whole(name: str, value: object, low: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise RequestError("not a whole number in range", field=name, expected=f"an int ≥ {low}", got=value)
+    return value
+
+
+def _number(name: str, value: object, low: float, high: float = math.inf) -> float:
+    wanted = f"a number ≥ {low}" if high == math.inf else f"a number in {low}…{high}"
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high or math.isinf(value):
+        raise RequestError("not a number in range", field=name, expected=wanted, got=value)
+    return float(value)
+
+
+def _tokens(name: str, ids: Sequence[object], vocab_size: int) -> None:
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+            raise RequestError("not a token of this vocabulary", field=name, expected=f"0…{vocab_size - 1}", got=token)

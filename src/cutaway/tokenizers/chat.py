@@ -1,0 +1,139 @@
+"""Chat templates: messages to text, and to ids in which control tokens are the template's alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from types import CodeType
+from typing import TYPE_CHECKING, Any, Final, final
+
+import jinja2
+from jinja2.environment import Template
+
+from cutaway.errors import LimitExceeded, TemplateError
+from cutaway.tokenizers.disguise import Disguise
+from cutaway.tokenizers.sandbox import Meter, Sandbox
+from cutaway.tokenizers.template_tree import metered, refuse_unsafe
+
+if TYPE_CHECKING:
+    from cutaway.tokenizers.tokenizer import Tokenizer
+
+__all__ = ["ChatTemplate", "encode_chat"]
+
+_LONGEST = 1 << 20
+_MOST_TAGS = 20_000
+
+
+@final
+class ChatTemplate:
+    """A compiled chat template. Rendering is safe from several threads.
+
+    Args:
+        source: Jinja, as in tokenizer_config.json.
+        path, field: where it came from, for errors.
+
+    Errors: LimitExceeded past 1 MiB; TemplateError for bad or unsafe Jinja, with the line.
+    """
+
+    def __init__(self, source: str, *, path: str | PathLike[str] | None = None, field: str | None = None) -> None:
+        if not isinstance(source, str):
+            raise TemplateError("is not text", path=path, field=field, got=type(source).__name__)
+        if len(source) > _LONGEST:
+            raise LimitExceeded(
+                "template is too long", path=path, field=field, expected=f"at most {_LONGEST}", got=len(source)
+            )
+        tags = source.count("{{") + source.count("{%")
+        if tags > _MOST_TAGS:
+            raise LimitExceeded("too many tags", path=path, field=field, expected=f"at most {_MOST_TAGS}", got=tags)
+        self.source: Final = source
+        self._code: Final = _compile(source, path=path, field=field)
+
+    def __repr__(self) -> str:
+        return f"ChatTemplate({len(self.source)} characters)"
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        bos_token: str = "",
+        eos_token: str = "",
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The conversation as one text.
+
+        Errors: TemplateError if the template refuses the messages, fails, or uses too much:
+        1 M steps, 1 s, or more output than 8 characters for each one given (and 64 Ki, up to 8 Mi).
+        """
+        inputs = {"messages": list(messages), "tools": tools, "documents": None, **kwargs}
+        return self._run(
+            {**inputs, "bos_token": bos_token, "eos_token": eos_token, "add_generation_prompt": add_generation_prompt}
+        )
+
+    def _run(self, context: dict[str, Any]) -> str:
+        size = Meter(1 << 40)
+        meter = Meter(len(self.source) + sum(size.weigh(value) for value in context.values()))
+        environment = Sandbox(meter)
+        template = Template.from_code(environment, self._code, environment.make_globals(None))
+        out: list[str] = []
+        length = 0
+        try:
+            for part in template.generate(context):
+                out.append(part)
+                length += len(part)
+                meter.allow(length)
+        except TemplateError:
+            raise
+        except RecursionError:
+            raise TemplateError("template calls itself without end") from None
+        except Exception as error:
+            raise TemplateError(f"template failed: {error}", got=type(error).__name__) from error
+        return "".join(out)
+
+
+def _compile(source: str, *, path: str | PathLike[str] | None, field: str | None) -> CodeType:
+    # Constant expressions run while compiling, hence a meter here too.
+    environment = Sandbox(Meter(len(source), seconds=10.0))
+    try:
+        tree = environment.parse(source)
+        refuse_unsafe(tree, path=path, field=field)
+        code: CodeType = environment.compile(metered(tree, environment))
+    except TemplateError:
+        raise
+    except jinja2.TemplateSyntaxError as error:
+        raise TemplateError(f"bad template: {error.message} in line {error.lineno}", path=path, field=field) from error
+    except RecursionError:
+        raise TemplateError("bad template: nested too deeply", path=path, field=field) from None
+    except Exception as error:  # Python's own compiler has limits too: blocks in blocks, digits of a number
+        raise TemplateError(f"bad template: {error}", path=path, field=field) from error
+    return code
+
+
+def encode_chat(
+    tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], **kwargs: Any
+) -> list[int]:
+    """Ids of a conversation. What people wrote (messages, tools, ``kwargs``) never becomes a control token.
+
+    Where nobody typed a control string, these are the ids of the rendered text.
+    """
+    inputs = {"messages": list(messages), **kwargs}
+    disguise = Disguise(tokenizer.control_strings, template.source, inputs)
+    text = template.render(**{**tokenizer.names, **disguise.hide(inputs)})
+    if not disguise.worn(text):
+        return tokenizer.encode_parts([text], special=True, lead="own")[0]
+    # The disguised text shows where the template's own control tokens are. What lies between them
+    # is encoded as it was written, each stretch whole, so that merges cross from template to user text.
+    ids: list[int] = []
+    at = 0
+    for token in tokenizer.located(text, "own"):
+        start, end = token.start or 0, token.end or 0
+        if token.special and (token.id != tokenizer.unk_id or token.text == text[start:end]):
+            ids += _plain(tokenizer, disguise.reveal(text[at:start]), first=at == 0)
+            ids.append(token.id)
+            at = end
+    return ids + _plain(tokenizer, disguise.reveal(text[at:]), first=at == 0)
+
+
+def _plain(tokenizer: Tokenizer, text: str, *, first: bool) -> list[int]:
+    return tokenizer.encode_parts([text], special=False, lead="own" if first else "middle")[0] if text else []
+

@@ -1,0 +1,128 @@
+"""Hiding control strings in what people wrote, so that no template can turn them into tokens.
+
+One character of each is swapped for a stand-in, a private-use character found nowhere else in
+the conversation. Lengths, trimming, searching and JSON come out as before; only the control
+string is no longer there to be matched. After rendering, the stand-ins tell where to be careful.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, final
+
+from cutaway.errors import TemplateError
+
+__all__ = ["ControlStrings", "Disguise"]
+
+_PRIVATE = range(0xF0000, 0xFFFFE)  # Supplementary Private Use Area A
+_DEEPEST = 100
+
+
+@final
+class ControlStrings:
+    """Finds control strings, whole or begun or ended, in linear time."""
+
+    def __init__(self, strings: Iterable[str]) -> None:
+        self._whole = {text for text in strings if len(text) > 1 and not text.isspace()}
+        self._lengths: dict[str, list[int]] = {}
+        for text in self._whole:
+            self._lengths.setdefault(text[:2], []).append(len(text))
+        for head, lengths in self._lengths.items():
+            self._lengths[head] = sorted(set(lengths))
+        self._heads = {text[:end] for text in self._whole for end in range(1, len(text))}
+        self._tails = {text[start:] for text in self._whole for start in range(1, len(text))}
+        self._all = "\0".join(self._whole)
+        self._longest = max(map(len, self._whole), default=0)
+
+    def places(self, text: str) -> set[int]:
+        """Positions whose characters must go so that no control string can come of ``text``.
+
+        That is in every whole one, and where the text ends in the beginning of one or begins with
+        the end of one: a template may set the next text right beside it. Letters and digits alone
+        do not count there, or the role ``user`` would be part of ``<|user|>``.
+        """
+        found = set()
+        if self._whole:
+            for first in {head[0] for head in self._lengths}:
+                start = text.find(first)
+                while start >= 0:
+                    lengths = self._lengths.get(text[start : start + 2], ())
+                    if any(text[start : start + length] in self._whole for length in lengths):
+                        found.add(_visible(text, start, len(text)))
+                    start = text.find(first, start + 1)
+            for size in range(1, min(len(text), self._longest - 1) + 1):
+                if text[-size:] in self._heads:
+                    found.add(_visible(text, len(text) - size, len(text)))
+                if text[:size] in self._tails:
+                    found.add(_mark(text, 0, size))
+            if text in self._all:
+                found.add(_mark(text, 0, len(text)))
+        return found - {-1}
+
+
+def _visible(text: str, start: int, end: int) -> int:
+    return next((i for i in range(start, end) if not text[i].isspace()), -1)
+
+
+def _mark(text: str, start: int, end: int) -> int:
+    return next((i for i in range(start, end) if not text[i].isspace() and not text[i].isalnum()), -1)
+
+
+@final
+class Disguise:
+    """One conversation's stand-ins."""
+
+    def __init__(self, control: ControlStrings, template: str, inputs: object) -> None:
+        self._control = control
+        seen = {char for char in template if char >= "\U000f0000"}
+        for text in _texts(inputs):
+            if not text.isascii():
+                seen.update(char for char in set(text) if char >= "\U000f0000")
+        self._free = (char for char in map(chr, _PRIVATE) if char not in seen)
+        self._stand_in: dict[str, str] = {}
+
+    def hide(self, value: Any) -> Any:
+        """A copy of JSON-like ``value`` with every string in it disguised."""
+        if isinstance(value, str):
+            places = self._control.places(value)
+            if not places:
+                return str(value)
+            chars = list(value)
+            for place in places:
+                chars[place] = self._for(chars[place])
+            return "".join(chars)
+        if isinstance(value, Mapping):
+            return {self.hide(key): self.hide(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.hide(item) for item in value]
+        return value
+
+    def reveal(self, text: str) -> str:
+        """The text as people wrote it."""
+        return text.translate({ord(hidden): char for char, hidden in self._stand_in.items()})
+
+    def worn(self, text: str) -> bool:
+        """Is anything in the text disguised?"""
+        return any(hidden in text for hidden in self._stand_in.values())
+
+    def _for(self, char: str) -> str:
+        if char not in self._stand_in:
+            self._stand_in[char] = next(self._free)
+        return self._stand_in[char]
+
+
+def _texts(value: object, depth: int = 0) -> Iterable[str]:
+    """Every string in a JSON-like value, which this also checks to be one."""
+    if depth > _DEEPEST:
+        raise TemplateError("messages are nested too deeply", expected=f"at most {_DEEPEST} levels")
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _texts(key, depth + 1)
+            yield from _texts(item, depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item, depth + 1)
+    elif value is not None and not isinstance(value, bool | int | float):
+        raise TemplateError("messages hold something that is not JSON", got=type(value).__name__)

@@ -1,0 +1,33 @@
+"""SentencePiece's BPE as a list of merges.
+
+SentencePiece joins, again and again, the two neighbours whose union is the piece with the best
+score, the leftmost first. That is BPE over all ways of cutting a piece in two, ranked by the
+score of the piece (Kudo & Richardson 2018, https://arxiv.org/abs/1808.06226). Of two cuts of
+one piece, the longer left half ranks first, as in the published tokenizer.json files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+__all__ = ["merges_from_scores"]
+
+
+def merges_from_scores(ids: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """All merges among the pieces ``ids``, best first; ``scores`` is indexed by id.
+
+    Only pieces that text may become belong in ``ids``: a merge that makes a control token would
+    let people type it.
+
+    >>> merges_from_scores({"a": 0, "b": 1, "ab": 2, "aba": 3}, [0.0, 0.0, -2.0, -1.0])
+    [('ab', 'a'), ('a', 'b')]
+    """
+    found: list[tuple[float, int, str, str]] = []
+    for piece, index in ids.items():
+        score = -scores[index]
+        for cut in range(len(piece) - 1, 0, -1):
+            left = piece[:cut]
+            if left in ids and (right := piece[cut:]) in ids:
+                found.append((score, -cut, left, right))
+    found.sort(key=lambda merge: merge[:2])
+    return [(left, right) for _, _, left, right in found]

@@ -1,0 +1,216 @@
+"""Tiny models of every family, with each option away from its default somewhere.
+
+Their weights are *scaled random*: with a default initialisation (norms of one, no biases, matrices near
+zero) a wrong norm, cap or order changes no number that a test could see.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cutaway.families import family_of
+from cutaway.formats.config import ConfigReader
+from cutaway.models import Transformer
+from cutaway.spec import ModelSpec
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+GPT2 = {
+    "vocab_size": 64,
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 64,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+    "bos_token_id": 63,
+    "eos_token_id": 63,
+}
+FAR, NEAR = "full_attention", "sliding_attention"
+
+
+def _llama(**options: Any) -> dict[str, Any]:
+    return {"model_type": "llama", **SIZES, "rms_norm_eps": 1e-5, **options}
+
+
+def _rope(kind: str, theta: float = 5000.0, **options: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **options}}
+
+
+def _yarn(**options: Any) -> dict[str, Any]:
+    return _llama(**_rope("yarn", **{"factor": 4.0, "original_max_position_embeddings": 16, **options}))
+
+
+def _llama3(factor: float) -> dict[str, Any]:
+    return _llama(
+        **_rope(
+            "llama3", factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
+        )
+    )
+
+
+def _mistral(**options: Any) -> dict[str, Any]:
+    return {"model_type": "mistral", **SIZES, **_rope("default", 900.0), **options}
+
+
+def _qwen2(**options: Any) -> dict[str, Any]:
+    return {"model_type": "qwen2", **SIZES, **_rope("default", 20_000.0), **options}
+
+
+def _qwen3(**options: Any) -> dict[str, Any]:
+    # A head width that is not hidden_size / heads (case L15).
+    odd = {"hidden_size": 56, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 32}
+    return {"model_type": "qwen3", **SIZES, **odd, **_rope("default", 20_000.0), **options}
+
+
+def _gemma3(**options: Any) -> dict[str, Any]:
+    return {
+        "model_type": "gemma3_text",
+        **SIZES,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 8,
+        "layer_types": [NEAR, FAR, NEAR],
+        "rope_parameters": {
+            FAR: {"rope_type": "default", "rope_theta": 50_000.0},
+            NEAR: {"rope_type": "default", "rope_theta": 700.0},
+        },
+        **options,
+    }
+
+
+def _granite(**options: Any) -> dict[str, Any]:
+    constants = {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.5,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 1.7,
+    }
+    return {"model_type": "granite", **SIZES, **_rope("default", 3000.0), **constants, **options}
+
+
+def _gpt2(**options: Any) -> dict[str, Any]:
+    return {"model_type": "gpt2", **GPT2, **options}
+
+
+# A row of the matrix: its name, and its config in transformers' own words.
+CASES: dict[str, dict[str, Any]] = {
+    "llama": _llama(),
+    "llama-tied": _llama(tie_word_embeddings=True, **_rope("default", 123_456.0)),
+    "llama-biases": _llama(attention_bias=True, mlp_bias=True, hidden_act="gelu"),
+    "llama-mha": _llama(num_key_value_heads=4, hidden_act="gelu_pytorch_tanh"),
+    "llama-mqa": _llama(num_key_value_heads=1, head_dim=16, hidden_act="relu"),
+    "llama-linear": _llama(**_rope("linear", factor=4.0)),
+    "llama3-factor-8": _llama3(8.0),
+    "llama3-factor-32": _llama3(32.0),
+    "llama-yarn": _yarn(),
+    "llama-yarn-attention-factor": _yarn(attention_factor=1.0),
+    "llama-yarn-mscale": _yarn(factor=16.0, mscale=1.0, mscale_all_dim=1.0),
+    "llama-yarn-mscales-apart": _yarn(factor=16.0, mscale=1.3, mscale_all_dim=0.6),
+    "llama-yarn-betas": _yarn(beta_fast=3.0, beta_slow=0.2),
+    "llama-yarn-no-truncate": _yarn(beta_fast=2.0, beta_slow=0.3, truncate=False),
+    "mistral-window": _mistral(sliding_window=8),
+    "mistral-full": _mistral(sliding_window=None, head_dim=16),
+    "qwen2": _qwen2(),
+    "qwen2-sliding": _qwen2(use_sliding_window=True, sliding_window=8, max_window_layers=1, tie_word_embeddings=True),
+    "qwen2-layer-types": _qwen2(use_sliding_window=True, sliding_window=8, layer_types=[NEAR, FAR, NEAR]),
+    "qwen3": _qwen3(),
+    "qwen3-biases": _qwen3(attention_bias=True, tie_word_embeddings=True),
+    "qwen3-sliding": _qwen3(use_sliding_window=True, sliding_window=8, max_window_layers=2),
+    "gemma3": _gemma3(),
+    "gemma3-caps": _gemma3(attn_logit_softcapping=1.0, final_logit_softcapping=2.0),
+    "gemma3-rope": _gemma3(
+        rope_parameters={
+            FAR: {"rope_type": "linear", "rope_theta": 50_000.0, "factor": 8.0},
+            NEAR: {"rope_type": "default", "rope_theta": 700.0},
+        },
+        attention_bias=True,
+    ),
+    "gemma3-untied": _gemma3(tie_word_embeddings=False, hidden_activation="silu", layer_types=[NEAR, NEAR, NEAR]),
+    "gemma3-global": _gemma3(layer_types=[FAR, FAR, FAR]),
+    "granite": _granite(),
+    "granite-biases": _granite(
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+        **_rope("linear", factor=2.0),
+    ),
+    "gpt2": _gpt2(),
+    "gpt2-inverse-layer": _gpt2(scale_attn_by_inverse_layer_idx=True, activation_function="gelu"),
+    "gpt2-unscaled": _gpt2(scale_attn_weights=False, activation_function="relu"),
+    "gpt2-unscaled-inverse-layer": _gpt2(scale_attn_weights=False, scale_attn_by_inverse_layer_idx=True),
+    "gpt2-inner": _gpt2(n_inner=48, layer_norm_epsilon=1e-3, activation_function="silu"),
+    "gpt2-untied": _gpt2(tie_word_embeddings=False, activation_function="gelu_pytorch_tanh"),
+}
+
+# One row of each family, for what need not be done for every option.
+FAMILIES = ("llama", "mistral-window", "qwen2-layer-types", "qwen3", "gemma3", "gemma3-caps", "granite", "gpt2")
+
+
+def config(name: str) -> dict[str, Any]:
+    """A case's config, to be changed at will."""
+    return copy.deepcopy(CASES[name])
+
+
+def spec_of(values: dict[str, Any]) -> ModelSpec:
+    """A config as a spec."""
+    return family_of(values["model_type"]).read(ConfigReader(values))
+
+
+@torch.no_grad()
+def scale_randomly(module: torch.nn.Module, *, norm_mean: float, seed: int = 0) -> None:
+    """Matrices ~ N(0, 0.25²), norm weights ~ norm_mean + N(0, 0.5²), biases ~ N(0, 0.3²)."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in module.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.dim() > 1:
+            parameter.copy_(0.25 * noise)
+        elif name.endswith("bias"):
+            parameter.copy_(0.3 * noise)
+        else:
+            parameter.copy_(norm_mean + 0.5 * noise)
+
+
+def norm_mean(values: dict[str, Any]) -> float:
+    """Gemma multiplies by one more than the weight."""
+    return 0.0 if values["model_type"].startswith("gemma") else 1.0
+
+
+def transformer(values: dict[str, Any] | str, seed: int = 0) -> Transformer:
+    """Ours, filled without any file, in evaluation mode."""
+    if isinstance(values, str):
+        values = config(values)
+    model = Transformer(spec_of(values))
+    scale_randomly(model, norm_mean=norm_mean(values), seed=seed)
+    return model.eval()
+
+
+def write(values: dict[str, Any], folder: Path, *, seed: int = 0, max_shard_size: str | None = None) -> Path:
+    """Let transformers make the model and write its folder."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    options = {key: value for key, value in copy.deepcopy(values).items() if key != "model_type"}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(values["model_type"], **options))
+    scale_randomly(model, norm_mean=norm_mean(values), seed=seed)
+    model.save_pretrained(folder, **({} if max_shard_size is None else {"max_shard_size": max_shard_size}))
+    return folder
+
+
+def ids(*shape: int, seed: int = 1) -> torch.Tensor:
+    """Random token ids."""
+    return torch.randint(0, SIZES["vocab_size"], shape, generator=torch.Generator().manual_seed(seed))
