@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 from jaxtyping import install_import_hook
 
 # Shapes are types, checked in tests: see cutaway.shapes.
@@ -16,6 +17,9 @@ install_import_hook(["cutaway.modules", "cutaway.models", "cutaway.cache.mask"],
 warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# Small models gain nothing from a second thread, and lose much where the second core is busy.
+torch.set_num_threads(1)
 
 # Real files that tests marked `real` read. CUTAWAY_TEST_MODELS names a folder that has them; `make models` fills it.
 FILES = {
@@ -36,6 +40,17 @@ def _real(name: str) -> Path:
     assert path.exists(), f"{path} is missing: run `make models` (or leave these out with -m 'not real')"
     assert hashlib.sha256(path.read_bytes()).hexdigest() == FILES[name]
     return path
+
+
+@pytest.fixture(autouse=True)
+def _threads(request: pytest.FixtureRequest):
+    """Tests marked `real` take both cores."""
+    if request.node.get_closest_marker("real") is None:
+        yield
+        return
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

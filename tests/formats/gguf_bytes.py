@@ -24,9 +24,7 @@ def array(key: str, code: int, count: int, payload: bytes) -> bytes:
     return kv(key, ARR, struct.pack("<IQ", code, count) + payload)
 
 
-def tensor(
-    name: str | bytes, dims: list[int], type: int = 0, offset: int = 0, n_dims: int | None = None
-) -> bytes:
+def tensor(name: str | bytes, dims: list[int], type: int = 0, offset: int = 0, n_dims: int | None = None) -> bytes:
     n = len(dims) if n_dims is None else n_dims
     return text(name) + struct.pack(f"<I{len(dims)}QIQ", n, *dims, type, offset)
 

@@ -48,7 +48,9 @@ def read(c: ConfigReader) -> ModelSpec:
     scale = d_head**-0.5 if c.flag("scale_attn_weights", True) else 1.0
     by_layer = c.flag("scale_attn_by_inverse_layer_idx", False)
     dropout, weight_dropout = c.number("resid_pdrop", 0.1, low=0), c.number("attn_pdrop", 0.1, low=0)
-    c.keep(*SUMMARY, "scale_attn_by_inverse_layer_idx")
+    c.keep(*SUMMARY)
+    if by_layer and n_layers == 1:
+        c.keep("scale_attn_by_inverse_layer_idx")  # one layer alone does not show it
 
     def block(i: int) -> BlockSpec:
         attention = AttentionSpec(

@@ -27,9 +27,13 @@ def windows(c: ConfigReader, n_layers: int) -> list[int | None]:
     on = c.flag("use_sliding_window", False)
     window = c.integer("sliding_window", None if "sliding_window" in c else 4096, high=1 << 40) if on else None
     first = c.integer("max_window_layers", 28, low=0)
-    c.keep("use_sliding_window", "max_window_layers", *(() if on else ("sliding_window",)))
     slides = ["sliding_attention" if window is not None and i >= first else "full_attention" for i in range(n_layers)]
-    return read_windows(c, n_layers, window, slides)
+    found = read_windows(c, n_layers, window, slides)
+    # Only what `write` could not tell from the layers.
+    c.keep("max_window_layers", *(() if any(found) else ("sliding_window",)))
+    if on != any(found):
+        c.keep("use_sliding_window")
+    return found
 
 
 def read(c: ConfigReader) -> ModelSpec:

@@ -20,7 +20,7 @@ KEPT = frozenset(
     output_attentions output_hidden_states return_dict problem_type id2label label2id num_labels finetuning_task
     task_specific_params tokenizer_class prefix auto_map _attn_implementation attn_implementation
     gradient_checkpointing keys_to_ignore_at_inference _commit_hash
-    cache_implementation unsloth_version unsloth_fixed initializer_factor""".split()
+    cache_implementation unsloth_version unsloth_fixed initializer_factor max_length transformers.js_config""".split()
 )
 
 # Keys that change nothing at these values, and are refused at others.
@@ -39,6 +39,9 @@ INERT_AT: Mapping[str, tuple[Any, ...]] = {
     "use_bidirectional_attention": (False, None),
     "attention_chunk_size": (None,),
     "output_past": (False, True),
+    "is_llama_config": (True,),
+    "rope_interleaved": (False,),
+    "use_mrope": (False,),
 }
 
 

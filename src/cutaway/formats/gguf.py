@@ -138,7 +138,7 @@ class GgufFile:
             return self._bytes(info, progress).view(dtype).view(info.shape)
         out = empty_bytes(info.numel * dtype.itemsize, path=self.path, field=name).view(dtype)
         rows = out.view(-1, kind.block)
-        step = chunk_blocks(kind)
+        step = min(chunk_blocks(kind), len(rows))
         direct = dtype is torch.float32 or kind.dtype is not None
         floats = None if direct else torch.empty(step, kind.block)
         stage = np.empty((step, kind.nbytes), np.uint8)

@@ -28,7 +28,8 @@ __all__ = ["Cursor", "GgufValue", "read_metadata"]
 GgufValue: TypeAlias = "bool | int | float | str | list[str] | npt.NDArray[Any]"
 
 MAX_KEY = 65_535  # bytes
-MAX_STRING = 16 << 20  # bytes
+MAX_STRING = 12 << 20  # bytes of a string that stands alone
+MAX_ITEM = 1 << 20  # bytes of a string in an array
 _READ = 1 << 20  # bytes fetched at a time
 _SPARE = 48 << 20  # bytes that the metadata may take in memory beyond the size of the file
 _BOOL, _STR, _ARR = 7, 8, 9
@@ -46,6 +47,7 @@ _NUMBERS = {
     12: ("f64", "d"),
 }
 _LENGTH = struct.Struct("<Q")
+_EMPTY = getsizeof("") + 8  # bytes that a string and its place in a list take at least
 
 
 class Cursor:
@@ -91,6 +93,7 @@ class Cursor:
         self._need(length, field)
         data = self._buffer[self._at : self._at + length]
         self._at += length
+        self.spend(length if data.isascii() else 4 * length, field)  # a wide character makes all of them wide
         return _decode(data, self.path, field, start)
 
     def numbers(self, kind: str, count: int, field: str) -> npt.NDArray[Any]:
@@ -107,6 +110,7 @@ class Cursor:
         """
         texts: list[str] = []
         buffer, at, end = self._buffer, self._at, len(self._buffer)
+        self.spend(_EMPTY * count, field)
         spent = 0
         while len(texts) < count:
             stop = at + 8
@@ -117,7 +121,7 @@ class Cursor:
                 item = f"{field}[{len(texts)}]"
                 self._need(8, item)
                 length = _LENGTH.unpack_from(self._buffer, self._at)[0]
-                self._bound(length, MAX_STRING, item, self.offset)
+                self._bound(length, MAX_ITEM, item, self.offset)
                 self._need(8 + length, item)
                 buffer, at, end = self._buffer, self._at, len(self._buffer)
                 stop = at + 8 + length
@@ -128,7 +132,7 @@ class Cursor:
             except UnicodeDecodeError:
                 text = _decode(buffer[at + 8 : stop], self.path, f"{field}[{len(texts)}]", self._base + at)
             texts.append(text)
-            spent += getsizeof(text) + 8
+            spent += getsizeof(text) - _EMPTY
             at = stop
         self._at = at
         self.spend(spent, field)
@@ -185,13 +189,12 @@ def read_metadata(cursor: Cursor, count: int) -> tuple[dict[str, GgufValue], dic
             raise FormatError("key is empty or unprintable", path=cursor.path, field=f"key {i}", offset=start, got=key)
         if key in values:
             raise FormatError("key stands twice", path=cursor.path, field=key, offset=start)
-        cursor.spend(getsizeof(key) + 200, key)
+        cursor.spend(200, key)
         code = cursor.number("I", key)
         if code == _ARR:
             types[key], values[key] = _array(cursor, key)
         elif code == _STR:
             types[key], values[key] = "str", cursor.text(MAX_STRING, key)
-            cursor.spend(getsizeof(values[key]), key)
         else:
             name, kind = _number_type(cursor, key, code)
             value = cursor.number(kind, key)

@@ -32,7 +32,12 @@ def open_gguf(path: StrPath, *, mmap: bool = False) -> GgufFile | SplitGguf:
     for a part that is not the first.
     """
     first = GgufFile(path, mmap=mmap)
-    if _integer(first, "split.count", 1) <= 1:
+    try:
+        alone = _integer(first, "split.count", 1) <= 1
+    except ShardError:
+        first.close()
+        raise
+    if alone:
         return first
     first.close()
     return SplitGguf(path, mmap=mmap)

@@ -26,10 +26,11 @@ _EVERY_BYTE = 0x0101010101010101
 
 def _view(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The same bytes as wider numbers. They are copied, unless they lie together and aligned."""
-    packed = packed.contiguous()
-    if packed.storage_offset() % dtype.itemsize:  # the one case contiguous() leaves: a slice of a single block
-        packed = packed.clone()
-    return packed.view(dtype)
+    shape = (*packed.shape[:-1], packed.shape[-1] // dtype.itemsize)
+    flat = packed.reshape(-1)  # a copy, unless it is a slice of a single block
+    if flat.storage_offset() % dtype.itemsize:
+        flat = flat.clone()
+    return flat.view(dtype).view(shape)
 
 
 def half(blocks: torch.Tensor, at: int) -> torch.Tensor:

@@ -27,7 +27,7 @@ from cutaway.formats.files import (
 )
 from cutaway.formats.safetensors_header import DTYPES, MAX_RANK, TensorInfo, is_name, parse_header
 
-__all__ = ["DTYPES", "SafetensorsFile", "TensorInfo", "save_safetensors", "write_safetensors"]
+__all__ = ["DTYPES", "SafetensorsFile", "TensorInfo", "check_storable", "save_safetensors", "write_safetensors"]
 
 
 class SafetensorsFile:
@@ -116,7 +116,8 @@ def save_safetensors(
     Errors: RequestError for what the format cannot hold, StorageError for a disk that refuses.
     Format: https://github.com/huggingface/safetensors#format
     """
-    with atomic_write(path, expect=sum(getattr(tensor, "nbytes", 0) for tensor in tensors.values())) as file:
+    check_storable(path, tensors)
+    with atomic_write(path, expect=sum(tensor.nbytes for tensor in tensors.values())) as file:
         write_safetensors(file, tensors, metadata, path, verify)
 
 
@@ -131,11 +132,13 @@ def write_safetensors(
     plain: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
-        _check_storable(path, name, tensor)
         tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         # The library refuses tensors of one storage, so each gets its own: a new one over the same
         # memory where that starts elsewhere than all before, a copy where two start alike (tied weights).
-        if tensor.numel() and tensor.data_ptr() in seen:
+        if tensor.numel() == 0:
+            plain[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
+            continue
+        if tensor.data_ptr() in seen:
             tensor = tensor.clone()
         seen.add(tensor.data_ptr())
         plain[name] = torch.from_numpy(_bytes(tensor).numpy()).view(tensor.dtype).reshape(tensor.shape)
@@ -151,17 +154,19 @@ def write_safetensors(
         _compare(path, file.name, plain)
 
 
-def _check_storable(path: StrPath, name: object, tensor: object) -> None:
-    if not isinstance(name, str) or not is_name(name) or name == "__metadata__":
-        raise RequestError("is no name for a tensor", path=path, field=str(name)[:80] or "''")
-    if not isinstance(tensor, torch.Tensor):
-        raise RequestError("is not a tensor", path=path, field=name, got=type(tensor).__name__)
-    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
-        raise RequestError("has no plain values to store", path=path, field=name, expected="a dense tensor")
-    if tensor.dtype not in DTYPES.values():
-        raise RequestError("safetensors cannot hold this type", path=path, field=name, got=tensor.dtype)
-    if tensor.dim() > MAX_RANK:
-        raise RequestError("has too many axes", path=path, field=name, expected=MAX_RANK, got=tensor.dim())
+def check_storable(path: StrPath, tensors: Mapping[str, object]) -> None:
+    """RequestError, naming the tensor, unless the format can hold all of these."""
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not is_name(name) or name == "__metadata__":
+            raise RequestError("is no name for a tensor", path=path, field=str(name)[:80] or "''")
+        if not isinstance(tensor, torch.Tensor):
+            raise RequestError("is not a tensor", path=path, field=name, got=type(tensor).__name__)
+        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+            raise RequestError("has no plain values to store", path=path, field=name, expected="a dense tensor")
+        if tensor.dtype not in DTYPES.values():
+            raise RequestError("safetensors cannot hold this type", path=path, field=name, got=tensor.dtype)
+        if tensor.dim() > MAX_RANK:
+            raise RequestError("has too many axes", path=path, field=name, expected=MAX_RANK, got=tensor.dim())
 
 
 def _compare(path: StrPath, written: str, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -175,4 +180,6 @@ def _compare(path: StrPath, written: str, tensors: Mapping[str, torch.Tensor]) -
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
+    flat = tensor.reshape(-1)
+    # A single element may call itself contiguous with any stride, but cannot be viewed so.
+    return flat.as_strided(flat.shape, (1,), flat.storage_offset()).view(torch.uint8)

@@ -34,7 +34,7 @@ from cutaway.errors import (
     UnsafeFormatError,
 )
 from cutaway.formats.files import Progress, StrPath, atomic_write, pointer, read_json, resolve_inside
-from cutaway.formats.safetensors import SafetensorsFile, TensorInfo, write_safetensors
+from cutaway.formats.safetensors import SafetensorsFile, TensorInfo, check_storable, write_safetensors
 
 __all__ = ["INDEX", "SINGLE", "ShardedSafetensors", "save_sharded"]
 
@@ -206,6 +206,7 @@ def save_sharded(
     """
     if max_shard_bytes < 1:
         raise RequestError("is not a size", field="max_shard_bytes", expected="at least 1", got=max_shard_bytes)
+    check_storable(folder, tensors)
     groups: list[dict[str, torch.Tensor]] = [{}]
     room = max_shard_bytes
     for name, tensor in tensors.items():

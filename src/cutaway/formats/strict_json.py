@@ -57,7 +57,7 @@ def _find_twice(root: Any) -> str | None:
 
 def _deeper_than(depth: int, tree: Any) -> bool:
     level = [tree]
-    for _ in range(depth + 1):
+    for _ in range(depth):
         boxes = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
         level = [child for box in boxes for child in box if isinstance(child, dict | list)]
         if not level:

@@ -31,11 +31,19 @@ class ChatTemplate:
     Args:
         source: Jinja, as in tokenizer_config.json.
         path, field: where it came from, for errors.
+        with_tools: the one to use instead when tools are given (some checkpoints have two).
 
     Errors: LimitExceeded past 1 MiB; TemplateError for bad or unsafe Jinja, with the line.
     """
 
-    def __init__(self, source: str, *, path: str | PathLike[str] | None = None, field: str | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        *,
+        path: str | PathLike[str] | None = None,
+        field: str | None = None,
+        with_tools: ChatTemplate | None = None,
+    ) -> None:
         if not isinstance(source, str):
             raise TemplateError("is not text", path=path, field=field, got=type(source).__name__)
         if len(source) > _LONGEST:
@@ -46,6 +54,7 @@ class ChatTemplate:
         if tags > _MOST_TAGS:
             raise LimitExceeded("too many tags", path=path, field=field, expected=f"at most {_MOST_TAGS}", got=tags)
         self.source: Final = source
+        self.with_tools: Final = with_tools
         self._code: Final = _compile(source, path=path, field=field)
 
     def __repr__(self) -> str:
@@ -65,6 +74,8 @@ class ChatTemplate:
         Errors: TemplateError if the template refuses the messages, fails, or uses too much:
         1 M steps, 1 s, or more output than 8 characters for each one given (and 64 Ki, up to 8 Mi).
         """
+        if tools and self.with_tools is not None:
+            return self.with_tools.render(messages, bos_token, eos_token, add_generation_prompt, tools, **kwargs)
         inputs = {"messages": list(messages), "tools": tools, "documents": None, **kwargs}
         return self._run(
             {**inputs, "bos_token": bos_token, "eos_token": eos_token, "add_generation_prompt": add_generation_prompt}
@@ -117,7 +128,8 @@ def encode_chat(
     Where nobody typed a control string, these are the ids of the rendered text.
     """
     inputs = {"messages": list(messages), **kwargs}
-    disguise = Disguise(tokenizer.control_strings, template.source, inputs)
+    sources = template.source + (template.with_tools.source if template.with_tools else "")
+    disguise = Disguise(tokenizer.control_strings, sources, inputs)
     text = template.render(**{**tokenizer.names, **disguise.hide(inputs)})
     if not disguise.worn(text):
         return tokenizer.encode_parts([text], special=True, lead="own")[0]
@@ -136,4 +148,3 @@ def encode_chat(
 
 def _plain(tokenizer: Tokenizer, text: str, *, first: bool) -> list[int]:
     return tokenizer.encode_parts([text], special=False, lead="own" if first else "middle")[0] if text else []
-

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any, Final, Literal, TypeAlias, final
 
 import tokenizers
-
 from cutaway.tokenizers.rust import component, components, rust_errors
 
 __all__ = ["Fronts", "Lead"]
@@ -22,13 +21,17 @@ the first; nobody."""
 
 @final
 class Fronts:
-    """Library objects by (control strings parsed?, leading space)."""
+    """Library objects by (control strings parsed?, leading space). Added tokens from id ``reach`` on are left out."""
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, reach: float) -> None:
         self.tree: Final = components(backend)
         self._own = backend
-        self._made: dict[tuple[bool, Lead], tokenizers.Tokenizer] = {(True, "own"): backend}
-        self._made[False, "own"] = self._build(False, "own")
+        added = backend.get_added_tokens_decoder()
+        self._added = [added[index] for index in sorted(added) if index < reach]
+        self._made: dict[tuple[bool, Lead], tokenizers.Tokenizer] = {
+            (True, "own"): backend if len(self._added) == len(added) else self._build(True, "own"),
+            (False, "own"): self._build(False, "own"),
+        }
         for special in (True, False):
             for lead in ("middle", "none"):
                 same = all(_led(self.tree[kind], lead) == self.tree[kind] for kind in ("normalizer", "pre_tokenizer"))
@@ -41,9 +44,8 @@ class Fronts:
         front = tokenizers.Tokenizer(self._own.model)
         front.normalizer = component("normalizer", _led(self.tree["normalizer"], lead))
         front.pre_tokenizer = component("pre_tokenizer", _led(self.tree["pre_tokenizer"], lead))
-        added = self._own.get_added_tokens_decoder()
         with rust_errors("added tokens cannot be repeated", field="/added_tokens"):
-            front.add_tokens([added[index] for index in sorted(added)])
+            front.add_tokens(self._added)
             front.encode_special_tokens = not special
         return front
 

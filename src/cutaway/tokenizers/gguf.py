@@ -11,25 +11,24 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers
-
-from cutaway.errors import TemplateError, TokenizerError
+from cutaway.errors import CutawayError
 from cutaway.tokenizers.chat import ChatTemplate
 from cutaway.tokenizers.gguf_fields import Fields, Vocabulary
 from cutaway.tokenizers.merges import merges_from_scores
 from cutaway.tokenizers.pretokenizers import pre_tokenizer_named
 from cutaway.tokenizers.rust import rust_errors
 from cutaway.tokenizers.tokenizer import Tokenizer
+from tokenizers import AddedToken, decoders, models, normalizers
 
 __all__ = ["from_gguf"]
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 # Files that predate a key for it end their turns with one of these; llama.cpp knows them by name too.
-_ENDS: Final = frozenset(
-    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|eom_id|> <end_of_turn> <|endoftext|> <|end_of_text|> "
-    "<EOT> [EOT] [EOS] <end_of_utterance> <｜end▁of▁sentence｜>".split()
-)
+_ENDS: Final = """
+<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|eom_id|> <end_of_turn> <|endoftext|> <|end_of_text|>
+<EOT> [EOT] [EOS] <end_of_utterance> <｜end▁of▁sentence｜>
+"""
 _CONTROL_LOOK: Final = re.compile(r"<\|[^\s|]*\|>|<｜[^\s｜]*｜>")
 
 
@@ -73,7 +72,7 @@ def from_gguf(
         raise fields.error("tokenizer.ggml.eos_token_id", "is missing, yet every text ends with it")
 
     ends = [index for name in ("eos", "eot", "eom") if (index := ids[name]) is not None]
-    ends += [index for text, index in special.items() if text in _ENDS]
+    ends += [index for text, index in special.items() if text in _ENDS.split()]
     if "<|return|>" in special and "<|call|>" in special and "<|end|>" in special:
         ends = [index for index in ends if index != special["<|end|>"]]  # there it ends a message, not the turn
     roles = {"bos": bos, "eos": eos, "unk": ids["unknown"], "pad": ids["padding"]}
@@ -86,7 +85,8 @@ def from_gguf(
         unk_id=ids["unknown"],
         prefix=(bos,) if adds_bos and bos is not None else (),
         suffix=(eos,) if adds_eos and eos is not None else (),
-        chat_template=template,
+        chat_template=template if isinstance(template, ChatTemplate) else None,
+        template_error=template if isinstance(template, CutawayError) else None,
         names={f"{name}_token": vocabulary.tokens[index] for name, index in roles.items() if index is not None},
         rows=vocab_rows,
     )
@@ -95,14 +95,14 @@ def from_gguf(
 _ROLES = ("bos", "eos", "eot", "eom", "unknown", "padding", "seperator", "mask")  # GGUF's own spelling
 
 
-def _template(fields: Fields, path: str | None) -> ChatTemplate | None:
+def _template(fields: Fields, path: str | None) -> ChatTemplate | CutawayError | None:
+    """The chat template; a bad one as its error, since the model can still complete text."""
     key = "tokenizer.chat_template"
-    source = fields.get(key)
-    if source is None:
-        return None
-    if not isinstance(source, str):
-        raise TemplateError("is not text", path=path, field=key, got=type(source).__name__)
-    return ChatTemplate(source, path=path, field=key)
+    source: Any = fields.get(key)
+    try:
+        return None if source is None else ChatTemplate(source, path=path, field=key)
+    except CutawayError as error:
+        return error
 
 
 def _special(vocabulary: Vocabulary, ids: Mapping[str, int | None]) -> dict[str, int]:
@@ -161,9 +161,7 @@ def _sentencepiece(
     return backend, True
 
 
-def _add(
-    backend: Any, fields: Fields, vocabulary: Vocabulary, special: Mapping[str, int], *, normalized: bool
-) -> None:
+def _add(backend: Any, fields: Fields, vocabulary: Vocabulary, special: Mapping[str, int], *, normalized: bool) -> None:
     """Declare control tokens, and those user-defined ones that are found before any merging."""
     added = [
         AddedToken(token, special=token in special, normalized=normalized and " " in token)
@@ -174,4 +172,4 @@ def _add(
         backend.add_tokens(added)
     for token in added:
         if backend.token_to_id(token.content) != vocabulary.ids[token.content]:
-            raise TokenizerError("token lost its id", path=fields.path, field="tokenizer.ggml.tokens", got=token.content)
+            raise fields.error("tokenizer.ggml.tokens", "token lost its id", got=token.content)

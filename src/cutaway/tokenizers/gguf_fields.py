@@ -69,7 +69,7 @@ class Fields:
             return None
         row = self._array(key, _MOST_TOKENS)
         declared = str(getattr(row, "dtype", "")) or self._declared(key, row)
-        if not any(declared.endswith(kind) or declared.endswith(kind[0] + kind[-2:]) for kind in kinds):
+        if not declared.endswith((*kinds, *(kind[0] + kind[-2:] for kind in kinds))):
             raise self.error(key, "array of a wrong type", expected=" or ".join(kinds), got=declared)
         if len(row) != length:
             raise self.error(key, "length differs from the tokens", expected=length, got=len(row))
@@ -131,7 +131,8 @@ class Vocabulary:
         if not tokens:
             raise fields.error(key, "is empty")
         if rows is not None and len(tokens) > rows:
-            raise fields.error(key, "more tokens than the model has embeddings", expected=f"at most {rows}", got=len(tokens))
+            what = "more tokens than the model has embeddings"
+            raise fields.error(key, what, expected=f"at most {rows}", got=len(tokens))
         tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]  # llama.cpp's stand-in
         ids: dict[str, int] = {}
         for i, token in enumerate(tokens):

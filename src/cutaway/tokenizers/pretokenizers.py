@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import Regex, normalizers, pre_tokenizers
-
 from cutaway.errors import TokenizerError
+from tokenizers import Regex, normalizers, pre_tokenizers
 
 __all__ = ["PreTokenizer", "pre_tokenizer_named"]
 
@@ -94,8 +93,8 @@ _RULES: dict[str, PreTokenizer] = {
     "seed-coder": PreTokenizer((_cl100k(marks=r" ?[^\s\p{L}\p{N}\r\n]+"),)),
     "bailingmoe bailingmoe2 llada-moe": PreTokenizer(
         (
-            rf"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{{L}}\p{{N}}]?+\p{{L}}+|\p{{N}}"
-            rf"| ?[^\s\p{{L}}\p{{N}}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}"
+            r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
         )
     ),
     "gpt-4o llama4 kanana2 talkie minimax-m2": PreTokenizer((_camel(_THREE, f"{_CONTRACTION}?"),)),

@@ -9,7 +9,6 @@ from os import PathLike
 from typing import Any, TypeAlias
 
 import tokenizers
-
 from cutaway.errors import TokenizerError
 
 __all__ = ["Component", "component", "components", "rust_errors"]
@@ -48,6 +47,7 @@ def components(backend: tokenizers.Tokenizer) -> dict[str, Any]:
 
 def component(kind: str, tree: Component) -> Any:
     """The library's object for the JSON ``tree`` of one ``kind``, such as ``"normalizer"``."""
-    shell = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}, kind: tree}
+    model = {"type": "BPE", "vocab": {}, "merges": []}
+    shell: dict[str, Any] = {"version": "1.0", "added_tokens": [], "model": model, kind: tree}
     with rust_errors("is not understood", field=f"/{kind}"):
         return getattr(tokenizers.Tokenizer.from_str(json.dumps(shell)), kind)

@@ -110,11 +110,12 @@ class _Generation(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
 
 
-_FILTERS = (
-    "abs attr batch capitalize center count d default dictsort e escape filesizeformat first float forceescape format "
-    "groupby indent int items join last length list lower map max min reject rejectattr replace reverse round safe "
-    "select selectattr slice sort string sum title trim truncate unique upper urlencode wordcount"
-).split()
+_FILTERS = """
+abs attr batch capitalize center count d default dictsort e escape filesizeformat first float forceescape format
+groupby indent int items join last length list lower map max min reject rejectattr replace reverse round safe
+select selectattr slice sort string sum title trim truncate unique upper urlencode wordcount
+"""
+_TEXTUAL = "string tojson e escape forceescape upper lower title capitalize trim center urlencode truncate wordcount"
 
 
 @final
@@ -137,7 +138,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             del self.globals[name]
         self.globals["raise_exception"] = _raise
         self.globals["strftime_now"] = _strftime_now
-        self.filters = {name: self._metered(name, self.filters[name]) for name in _FILTERS}
+        self.filters = {name: self._metered(name, self.filters[name]) for name in _FILTERS.split()}
         self.filters["tojson"] = self._metered("tojson", _tojson)
 
     # -- called by what `metered` (in template_tree.py) put into the tree
@@ -180,10 +181,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self.meter.kept(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        # Jinja wraps a text's format methods; what they belong to is underneath.
+        method = getattr(__obj, "__wrapped__", __obj)
+        owner = getattr(method, "__self__", None)
+        if owner is __self:  # put there by template_tree.py; a template cannot name it
+            return method(*args, **kwargs)
         __self.meter.spend()
-        owner = getattr(__obj, "__self__", None)
         if isinstance(owner, str | bytes | int):
-            args = __self._check_method(owner, __obj.__name__, args, kwargs)
+            args = __self._check_method(owner, method.__name__, args, kwargs)
         if __obj is __self.globals["namespace"] or __obj is __self.globals["dict"]:
             __self.meter.weigh([list(args), kwargs])
         return __self.meter.kept(super().call(__context, __obj, *args, **kwargs))
@@ -201,7 +206,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self._check_replace(owner, args[0], args[1])
         elif name == "join" and args:
             parts = list(args[0])
-            self.meter.allow(len(owner) * len(parts) + sum(len(part) for part in parts if isinstance(part, str | bytes)))
+            self.meter.allow(len(owner) * len(parts) + self.meter.weigh(parts))
             return (parts, *args[1:])
         return args
 
@@ -234,9 +239,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _check_filter(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         value, options = args[0], (*args[1:], *kwargs.values())
         if name in ("center", "indent", "batch", "slice", "round", "tojson", "truncate"):
+            most = 100 if name in ("round", "tojson", "indent") else _WIDEST
             for option in options:
                 size = len(option) if isinstance(option, str) else option
-                if isinstance(size, int | float) and abs(size) > (100 if name in ("round", "tojson", "indent") else _WIDEST):
+                if isinstance(size, int | float) and abs(size) > most:
                     raise TemplateError(f"template calls {name} with too large a number")
         if name == "indent":
             self.meter.allow(self._text(value).count("\n") * 100)
@@ -251,7 +257,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             glue = len(self._text(options[0])) if name == "join" and options else 0
             self.meter.allow(len(parts) * (glue + 1) + (self.meter.weigh(parts) if name == "join" else 0))
             return (parts, *args[1:])
-        elif isinstance(value, list | tuple | dict | Namespace) and name in _TEXTUAL:
+        elif isinstance(value, list | tuple | dict | Namespace) and name in _TEXTUAL.split():
             self.meter.allow(self.meter.weigh(value))
         return args
 
@@ -260,11 +266,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.meter.allow(self.meter.weigh(value))
             value = str(value)
         return cast("str", value)
-
-
-_TEXTUAL = frozenset(
-    "string tojson e escape forceescape upper lower title capitalize trim center urlencode truncate wordcount".split()
-)
 
 
 def _raise(message: object = "") -> None:

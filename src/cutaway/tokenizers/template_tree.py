@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
@@ -12,7 +12,7 @@ from cutaway.tokenizers.sandbox import Sandbox
 
 __all__ = ["metered", "refuse_unsafe"]
 
-_ATTRIBUTE_FILTERS = frozenset("attr map selectattr rejectattr groupby sort sum unique min max dictsort".split())
+_ATTRIBUTE_FILTERS = "attr map selectattr rejectattr groupby sort sum unique min max dictsort"
 
 
 def refuse_unsafe(tree: nodes.Template, **place: Any) -> None:
@@ -33,10 +33,11 @@ def refuse_unsafe(tree: nodes.Template, **place: Any) -> None:
         if isinstance(item.arg, nodes.Const) and str(item.arg.value).startswith("__"):
             refuse(f"attribute {item.arg.value}", item)
     for call in tree.find_all(nodes.Filter):
-        if call.name in _ATTRIBUTE_FILTERS:
+        if call.name in _ATTRIBUTE_FILTERS.split():
             for value in [*call.args, *(keyword.value for keyword in call.kwargs)]:
-                if isinstance(value, nodes.Const) and any(part.startswith("__") for part in str(value.value).split(".")):
-                    refuse(f"attribute {value.value}", call)
+                path = str(value.value).split(".") if isinstance(value, nodes.Const) else []
+                if any(part.startswith("__") for part in path):
+                    refuse(f"attribute {'.'.join(path)}", call)
 
 
 def metered(tree: nodes.Template, environment: Sandbox) -> nodes.Template:
@@ -71,13 +72,13 @@ class _Metering(NodeTransformer):
         node.body.insert(0, nodes.ExprStmt(toll).set_lineno(node.lineno))
         return node
 
-    visit_For = visit_Macro = visit_CallBlock = visit_Block = _body
+    visit_For = visit_Macro = visit_CallBlock = visit_Block = _body  # noqa: N815
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         return _via("concat_all", node, nodes.List(node.nodes))
 
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         if not isinstance(node.arg, nodes.Slice):
             return node
@@ -88,10 +89,10 @@ class _Metering(NodeTransformer):
         self.generic_visit(node)
         return node if getattr(node, "ctx", "load") != "load" else _via("hold", node, node)
 
-    visit_List = visit_Tuple = visit_Dict = _container
+    visit_List = visit_Tuple = visit_Dict = _container  # noqa: N815
 
-    def visit_Assign(self, node: nodes.Assign) -> nodes.Node:
+    def visit_Assign(self, node: nodes.Assign) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         if isinstance(node.target, nodes.NSRef):
-            node.node = _via("hold", node, node.node)
+            node.node = _via("hold", node, cast("nodes.Expr", node.node))
         return node

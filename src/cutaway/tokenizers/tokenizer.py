@@ -9,8 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final, final
 
 import tokenizers
-
-from cutaway.errors import RequestError, TemplateError, TokenizerError
+from cutaway.errors import CutawayError, RequestError, TemplateError, TokenizerError
 from cutaway.tokenizers.chat import ChatTemplate, encode_chat
 from cutaway.tokenizers.disguise import ControlStrings
 from cutaway.tokenizers.fronts import Fronts, Lead
@@ -44,6 +43,7 @@ class Tokenizer:
         backend: the library's object; it must not be changed afterwards.
         special: string → id of every control token.
         prefix, suffix: ids that the checkpoint's own rule puts around a text.
+        template_error: why there is no chat template although the file has one.
         names: what a chat template may ask for, such as ``bos_token``.
         rows: embedding rows of the model; ids up to there may be decoded (to nothing).
     """
@@ -60,21 +60,27 @@ class Tokenizer:
         prefix: Sequence[int] = (),
         suffix: Sequence[int] = (),
         chat_template: ChatTemplate | None = None,
+        template_error: CutawayError | None = None,
         names: Mapping[str, str] = MappingProxyType({}),
         rows: int | None = None,
     ) -> None:
         self.backend: Final = backend
-        self.special: Final[Mapping[str, int]] = MappingProxyType(dict(special))
+        # A multimodal file's image tokens may lie past the rows of the text model that comes with it.
+        reach = float("inf") if rows is None else rows
+        special = {text: index for text, index in special.items() if index < reach}
+        self.special: Final[Mapping[str, int]] = MappingProxyType(special)
         self.bos_id: Final = bos_id
         self.eos_ids: Final = tuple(eos_ids)
         self.pad_id: Final = pad_id
         self.unk_id: Final = unk_id
         self.chat_template: Final = chat_template
+        self.template_error: Final = template_error
         self.names: Final[Mapping[str, str]] = MappingProxyType(dict(names))
-        self.vocab_size: Final = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        known = (index for index in backend.get_vocab(with_added_tokens=True).values() if index < reach)
+        self.vocab_size: Final = max(known, default=-1) + 1
         self._rows = max(self.vocab_size, rows or 0)
         self._prefix, self._suffix = tuple(prefix), tuple(suffix)
-        self._fronts = Fronts(backend)
+        self._fronts = Fronts(backend, reach)
         self._spelling = Spelling.of(self._fronts.tree["decoder"])
         self._added = frozenset(backend.get_added_tokens_decoder())
         self._special_ids = frozenset(special.values())
@@ -253,6 +259,8 @@ class Tokenizer:
         return self._template().render(messages, **kwargs)
 
     def _template(self) -> ChatTemplate:
+        if self.template_error is not None:
+            raise self.template_error
         if self.chat_template is None:
             raise TemplateError("this model has no chat template", hint="give it a plain prompt")
         return self.chat_template

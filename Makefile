@@ -1,0 +1,53 @@
+# `make demo` and `make test` are the two commands; each makes what it needs.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+export CUTAWAY_TEST_MODELS ?= $(or $(CUTAWAY_HOME),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/cutaway)/models
+PROMPT ?= The Eiffel Tower is in
+
+.PHONY: help demo test test-all lint models oracles families clean
+
+help:
+	@echo 'make demo      set up, fetch the default model (98 MB), and see it run'
+	@echo 'make test      set up, lint, type-check, and run the tests (about 10 minutes on two cores)'
+	@echo 'make test-all  the same and the slow sweeps'
+	@echo 'make oracles   build llama-cpp-python, for the few checks that ask for it (about 10 minutes)'
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	touch $@
+
+$(VENV)/ready-dev: $(VENV)/ready
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(VENV)/ready
+	@$(BIN)/cutaway pull smollm2
+	@echo; echo '$$ cutaway next "$(PROMPT)"'; $(BIN)/cutaway next "$(PROMPT)"
+	@echo; echo '$$ cutaway run "$(PROMPT)" -n 40'; $(BIN)/cutaway run "$(PROMPT)" -n 40; echo
+	@echo; echo '$$ cutaway chat "What is a transformer, in one sentence?"'; $(BIN)/cutaway chat "What is a transformer, in one sentence?"; echo
+
+models: $(VENV)/ready-dev
+	$(BIN)/python tests/get_models.py "$(CUTAWAY_TEST_MODELS)"
+
+lint: $(VENV)/ready-dev
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+
+test: lint models
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-all: lint models
+	$(BIN)/python -m pytest
+
+# The measured differences of the reference matrix, as docs/families.md.
+families: $(VENV)/ready-dev
+	CUTAWAY_WRITE_FAMILIES=docs/families.md $(BIN)/python -m pytest tests/reference/test_families.py -q
+
+oracles: $(VENV)/ready-dev
+	$(BIN)/python -m pip install -q llama-cpp-python
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

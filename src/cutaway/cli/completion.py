@@ -1,0 +1,24 @@
+"""``cutaway completion``: what a shell needs to complete our words."""
+
+from __future__ import annotations
+
+import click
+
+from cutaway.cli.common import Settings, shared
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@shared("out", "quiet", "debug")
+def command(settings: Settings, /, shell: str) -> None:
+    """Print the completion script for SHELL.
+
+    bash: eval "$(cutaway completion bash)" in ~/.bashrc; zsh the same in ~/.zshrc; fish: cutaway completion fish | source
+    """
+    from click.shell_completion import get_completion_class
+
+    from cutaway.cli.main import cli
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    settings.emit(kind(cli, {}, "cutaway", "_CUTAWAY_COMPLETE").source() + "\n")
