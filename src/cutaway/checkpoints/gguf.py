@@ -49,9 +49,11 @@ def read_gguf(file: GgufFile, path: str) -> tuple[Family, ModelSpec, GenerationS
 def _compare_layers(file: GgufFile, arch: str, metadata: dict[str, Any], path: str) -> None:
     """The stated number of layers against the tensors, before anything is built for it."""
     stated = metadata.get(f"{arch}.block_count")
-    there = 1 + max((int(name.split(".")[1]) for name in file.tensors if name.startswith("blk.") and name.split(".")[1].isdigit()), default=-1)
+    numbers = (name.split(".")[1] for name in file.tensors if name.startswith("blk."))
+    there = 1 + max((int(number) for number in numbers if number.isdecimal()), default=-1)
     if isinstance(stated, int) and not isinstance(stated, bool) and stated != there:
-        raise ConfigError("differs from the tensors", path=path, field=f"{arch}.block_count", expected=there, got=stated)
+        field = f"{arch}.block_count"
+        raise ConfigError("differs from the tensors", path=path, field=field, expected=there, got=stated)
 
 
 def _with_factors(spec: ModelSpec, factors: list[float], path: str) -> ModelSpec:
@@ -82,7 +84,8 @@ def _eos(metadata: dict[str, Any], vocab_size: int, path: str) -> tuple[int, ...
         if token is None:
             continue
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-            raise ConfigError("not a token of this vocabulary", path=path, field=key, expected=f"0…{vocab_size - 1}", got=token)
+            wanted = f"0…{vocab_size - 1}"
+            raise ConfigError("not a token of this vocabulary", path=path, field=key, expected=wanted, got=token)
         ids.add(token)
     return tuple(sorted(ids))
 

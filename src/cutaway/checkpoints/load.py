@@ -73,7 +73,7 @@ def load_checkpoint(
     Raises:
         CutawayError: see ``errors``; nothing is ever half loaded.
     """
-    target = torch.device(device) if device is not None else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     number = _dtype(dtype)
     if resolved.kind == "gguf":
         return _load_gguf(resolved, number or torch.float32, target, progress)

@@ -59,7 +59,7 @@ def read_settings(config: ConfigReader, generation: ConfigReader | None, vocab_s
     more = token_ids(generation, "eos_token_id", vocab_size)
     if eos and more and set(eos) != set(more):
         warnings.warn(
-            f"config and generation_config name different end tokens ({list(eos)}, {list(more)}); all of them end an answer",
+            f"config and generation_config name different end tokens ({list(eos)}, {list(more)}); all end an answer",
             stacklevel=2,
         )
     for key in ("bos_token_id", "pad_token_id"):
@@ -75,7 +75,7 @@ def read_settings(config: ConfigReader, generation: ConfigReader | None, vocab_s
         if (value := generation.raw(key, None)) is not None and value not in neutral
     )
     if ignored:
-        warnings.warn(f"generation_config settings that cutaway does not follow yet: {', '.join(ignored)}", stacklevel=2)
+        warnings.warn(f"generation_config settings that are not followed yet: {', '.join(ignored)}", stacklevel=2)
     if not generation.flag("do_sample", False):
         return GenerationSettings(eos_ids=_union(eos, more))
     return GenerationSettings(temperature, top_k, top_p, _union(eos, more))
@@ -83,5 +83,3 @@ def read_settings(config: ConfigReader, generation: ConfigReader | None, vocab_s
 
 def _union(*ids: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted({token for group in ids for token in group}))
-
-

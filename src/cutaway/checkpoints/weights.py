@@ -93,7 +93,11 @@ def _is_there(rule: WeightRule, stored: dict[str, str]) -> bool:
 
 
 def _compare_names(
-    used: Sequence[WeightRule], rules: Sequence[WeightRule], own: dict[str, tuple[int, ...]], stored: dict[str, str], path: str
+    used: Sequence[WeightRule],
+    rules: Sequence[WeightRule],
+    own: dict[str, tuple[int, ...]],
+    stored: dict[str, str],
+    path: str,
 ) -> None:
     missing = [name for rule in used for name in rule.theirs if name not in stored]
     known = {name for rule in rules for name in rule.theirs}

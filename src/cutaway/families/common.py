@@ -144,7 +144,7 @@ def llama_rules(spec: ModelSpec, norms: dict[str, str] | None = None) -> list[We
     rules: list[WeightRule] = [rename("embed.tokens", "model.embed_tokens.weight")]
     for i, layer in enumerate(spec.decoder.layers):
         attention, mlp = parts(layer)
-        names = {"attn.body.q": "self_attn.q_proj", "attn.body.k": "self_attn.k_proj", "attn.body.v": "self_attn.v_proj"}
+        names = {f"attn.body.{x}": f"self_attn.{x}_proj" for x in "qkv"}
         biased = set(names) if attention.qkv_bias else set()
         names |= {"attn.body.out": "self_attn.o_proj", "mlp.body.up": "mlp.up_proj", "mlp.body.down": "mlp.down_proj"}
         biased |= {"attn.body.out"} if attention.out_bias else set()

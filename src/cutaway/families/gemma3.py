@@ -100,9 +100,7 @@ def read(c: ConfigReader) -> ModelSpec:
         max_positions=n.max_positions,
         embedding=EmbeddingSpec(scale=n.d_model**0.5, round_scale=True),
         decoder=StackSpec(tuple(block(window) for window in windows), norm),
-        head=HeadSpec(
-            c.flag("tie_word_embeddings", True), soft_cap=c.number("final_logit_softcapping", None, above=0)
-        ),
+        head=HeadSpec(c.flag("tie_word_embeddings", True), soft_cap=c.number("final_logit_softcapping", None, above=0)),
         kept=c.finish(),
     )
 
@@ -182,7 +180,10 @@ FAMILY = Family(
     rules,
     gguf=GgufForm(
         "gemma3",
-        keys={"rope.freq_base_swa": "rope_local_base_freq", "attention.sliding_window_pattern": "sliding_window_pattern"},
+        keys={
+            "rope.freq_base_swa": "rope_local_base_freq",
+            "attention.sliding_window_pattern": "sliding_window_pattern",
+        },
         complete=gguf_config,
         alter=gguf_norms,
     ),

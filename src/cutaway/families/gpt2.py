@@ -74,9 +74,7 @@ def read(c: ConfigReader) -> ModelSpec:
         vocab_size=c.size("vocab_size", high=MOST_ROWS),
         d_model=d_model,
         max_positions=n_positions,
-        embedding=EmbeddingSpec(
-            positions=LearnedPositions(n_positions), dropout=c.number("embd_pdrop", 0.1, low=0)
-        ),
+        embedding=EmbeddingSpec(positions=LearnedPositions(n_positions), dropout=c.number("embd_pdrop", 0.1, low=0)),
         decoder=StackSpec(tuple(block(i) for i in range(n_layers)), norm),
         head=HeadSpec(c.flag("tie_word_embeddings", True)),
         kept=c.finish(),
@@ -122,7 +120,8 @@ def rules(spec: ModelSpec) -> list[WeightRule]:
         for kind in ("weight", "bias"):
             qkv = tuple(f"{ours}.attn.body.{name}.{kind}" for name in "qkv")
             out.append(Fuse(qkv, (f"{theirs}.attn.c_attn.{kind}",), (spec.d_model,) * 3, transposed=True))
-        for name, stored in (("attn.body.out", "attn.c_proj"), ("mlp.body.up", "mlp.c_fc"), ("mlp.body.down", "mlp.c_proj")):
+        plain = {"attn.body.out": "attn.c_proj", "mlp.body.up": "mlp.c_fc", "mlp.body.down": "mlp.c_proj"}
+        for name, stored in plain.items():
             out.append(Transpose((f"{ours}.{name}.weight",), (f"{theirs}.{stored}.weight",)))
             out.append(rename(f"{ours}.{name}.bias", f"{theirs}.{stored}.bias"))
         # Older files carry the causal mask as a tensor.

@@ -12,6 +12,7 @@ import mmap
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -245,9 +246,7 @@ def atomic_write(path: StrPath, *, expect: int = 0) -> Iterator[BinaryIO]:
     temp = target.parent / f".{secrets.token_hex(8)}.tmp"  # fixed length: the name itself may be 255 bytes
     made = False
     try:
-        stats = os.statvfs(target.parent) if expect and hasattr(os, "statvfs") else None
-        if stats is not None and stats.f_bavail * stats.f_frsize < expect:
-            free = stats.f_bavail * stats.f_frsize
+        if expect and (free := shutil.disk_usage(target.parent).free) < expect:
             raise StorageError("disk is too full", path=path, expected=f"{expect} bytes free", got=free)
         if target.is_dir():
             raise StorageError("is a directory", path=path, expected="a file to write")

@@ -13,6 +13,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from sys import getsizeof
 from typing import Any, BinaryIO, TypeAlias
@@ -90,10 +91,13 @@ class Cursor:
         start = self.offset
         length = self.number("Q", field)
         self._bound(length, limit, field, start)
+        self.spend(length, field)
         self._need(length, field)
-        data = self._buffer[self._at : self._at + length]
+        data = memoryview(self._buffer)[self._at : self._at + length]  # a copy would count where strings are large
         self._at += length
-        self.spend(length if data.isascii() else 4 * length, field)  # a wide character makes all of them wide
+        with contextlib.suppress(UnicodeDecodeError):
+            return str(data, "ascii")
+        self.spend(4 * length, field)  # one wide character makes all wide, and decoding overshoots by a quarter
         return _decode(data, self.path, field, start)
 
     def numbers(self, kind: str, count: int, field: str) -> npt.NDArray[Any]:
@@ -167,9 +171,9 @@ class Cursor:
             )
 
 
-def _decode(data: bytes, path: str, field: str, start: int) -> str:
+def _decode(data: bytes | memoryview, path: str, field: str, start: int) -> str:
     try:
-        return data.decode("utf-8")
+        return str(data, "utf-8")
     except UnicodeDecodeError as error:
         raise FormatError("string is not UTF-8", path=path, field=field, offset=start + 8 + error.start) from error
 

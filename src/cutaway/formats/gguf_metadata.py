@@ -57,7 +57,11 @@ def config_from_metadata(
             raise ConfigError("unknown setting", path=path, field=key, got=value)
     if config["vocab_size"] != rows:
         raise ConfigError(
-            "differs from the embedding table", path=path, field=f"{prefix}vocab_size", expected=rows, got=config["vocab_size"]
+            "differs from the embedding table",
+            path=path,
+            field=f"{prefix}vocab_size",
+            expected=rows,
+            got=config["vocab_size"],
         )
     _widths(metadata, prefix, config, path)
     scaling = _scaling(metadata, prefix, path)

@@ -45,15 +45,16 @@ def _branch(branch: BranchSpec) -> dict[str, tuple[str, ...]]:
 
 def _attention(spec: AttentionSpec) -> dict[str, tuple[str, ...]]:
     heads, kv_heads = ("batch", "query", "head", "d_head"), ("batch", "query", "kv_head", "d_head")
-    names = {"q": heads, "k": kv_heads, "v": kv_heads}
+    names: dict[str, tuple[str, ...]] = {"q": heads, "k": kv_heads, "v": kv_heads}
     if spec.rotary is not None:
         names |= {"q_rot": heads, "k_rot": kv_heads}
     pattern = ("batch", "head", "query", "key")
-    return names | {"scores": pattern, "weights": pattern, "z": heads, "head_out": ("batch", "query", "head", "d_model")}
+    out = ("batch", "query", "head", "d_model")
+    return names | {"scores": pattern, "weights": pattern, "z": heads, "head_out": out}
 
 
 def _mlp(spec: MlpSpec) -> dict[str, tuple[str, ...]]:
-    inside = ("batch", "query", "d_ff")
+    inside: tuple[str, ...] = ("batch", "query", "d_ff")
     return {"up": inside, **({"gate": inside} if spec.gated else {}), "act": inside}
 
 

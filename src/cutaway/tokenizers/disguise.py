@@ -12,7 +12,7 @@ from typing import Any, final
 
 from cutaway.errors import TemplateError
 
-__all__ = ["ControlStrings", "Disguise"]
+__all__ = ["ControlStrings", "Disguise", "plain"]
 
 _PRIVATE = range(0xF0000, 0xFFFFE)  # Supplementary Private Use Area A
 _DEEPEST = 100
@@ -70,9 +70,9 @@ def _mark(text: str, start: int, end: int) -> int:
 
 @final
 class Disguise:
-    """One conversation's stand-ins."""
+    """One conversation's stand-ins. ``inputs`` is everything people wrote, as `plain` gives it."""
 
-    def __init__(self, control: ControlStrings, template: str, inputs: object) -> None:
+    def __init__(self, control: ControlStrings, template: str, inputs: Any) -> None:
         self._control = control
         seen = {char for char in template if char >= "\U000f0000"}
         for text in _texts(inputs):
@@ -82,18 +82,18 @@ class Disguise:
         self._stand_in: dict[str, str] = {}
 
     def hide(self, value: Any) -> Any:
-        """A copy of JSON-like ``value`` with every string in it disguised."""
+        """A copy of ``value`` with every string in it disguised."""
         if isinstance(value, str):
             places = self._control.places(value)
             if not places:
-                return str(value)
+                return value
             chars = list(value)
             for place in places:
                 chars[place] = self._for(chars[place])
             return "".join(chars)
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             return {self.hide(key): self.hide(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
+        if isinstance(value, list):
             return [self.hide(item) for item in value]
         return value
 
@@ -111,18 +111,22 @@ class Disguise:
         return self._stand_in[char]
 
 
-def _texts(value: object, depth: int = 0) -> Iterable[str]:
-    """Every string in a JSON-like value, which this also checks to be one."""
+def plain(value: Any, depth: int = 0) -> Any:
+    """A copy of a JSON-like value made of Python's own types. TemplateError for anything else in it."""
     if depth > _DEEPEST:
         raise TemplateError("messages are nested too deeply", expected=f"at most {_DEEPEST} levels")
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {plain(key, depth + 1): plain(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, depth + 1) for item in value]
+    raise TemplateError("messages hold something that is not JSON", got=type(value).__name__)
+
+
+def _texts(value: Any) -> Iterable[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _texts(key, depth + 1)
-            yield from _texts(item, depth + 1)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item, depth + 1)
-    elif value is not None and not isinstance(value, bool | int | float):
-        raise TemplateError("messages hold something that is not JSON", got=type(value).__name__)
+    elif isinstance(value, dict | list):
+        for item in [*value.keys(), *value.values()] if isinstance(value, dict) else value:
+            yield from _texts(item)

@@ -185,7 +185,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         method = getattr(__obj, "__wrapped__", __obj)
         owner = getattr(method, "__self__", None)
         if owner is __self:  # put there by template_tree.py; a template cannot name it
-            return method(*args, **kwargs)
+            return method(*args)
         __self.meter.spend()
         if isinstance(owner, str | bytes | int):
             args = __self._check_method(owner, method.__name__, args, kwargs)

@@ -150,7 +150,7 @@ class Tokenizer:
     def located(self, text: str, lead: Lead, *, special: bool = True, shift: int = 0) -> list[Piece]:
         """The bare tokens of a text with their offsets, control strings parsed or not."""
         with rust_errors("text cannot be encoded"):
-            found = self._fronts.get(special, lead).encode(text, add_special_tokens=False)
+            (found,) = self._fronts.get(special, lead).encode_batch([text], add_special_tokens=False)
         return [
             Piece(p.id, p.text, p.bytes, p.special, start + shift, end + shift)
             for p, (start, end) in zip(self.pieces(found.ids), found.offsets, strict=True)

@@ -1,0 +1,149 @@
+"""What can be said about a model in a few lines, from its spec alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutaway.cli.anatomy import Source
+from cutaway.cli.text import Look, cut, nbytes, rounded
+from cutaway.cli.tree import ranges
+from cutaway.spec import AttentionSpec, BlockSpec, BranchSpec, MlpSpec, ModelSpec, NormSpec
+
+__all__ = ["as_dict", "cache_bytes", "describe"]
+
+
+def describe(source: Source, look: Look) -> list[str]:
+    """The lines above the tree."""
+    path = source.resolved.path
+    title = look.paint(path.name or str(path), "bold")
+    count = sum(part.numel for part in source.parts)
+    size = sum(part.nbytes for part in source.parts)
+    lead = [f"{rounded(count)} parameters in {nbytes(size)}"]
+    spec = source.spec
+    if spec is None:
+        return [title, look.paint(cut(source.problem, look.width, look), "yellow"), f" {look.dot} ".join(lead)]
+    lead += [f"{spec.n_layers} layers", f"d_model {spec.d_model:,}", f"vocabulary {spec.vocab_size:,}"]
+    lead += [f"context {spec.max_positions:,}"]
+    lines = [f"{title}  {look.paint(spec.family, 'cyan')}", cut(f" {look.dot} ".join(lead), look.width, look), ""]
+    kinds: dict[BlockSpec, list[int]] = {}
+    for i, layer in enumerate(spec.decoder.layers):
+        kinds.setdefault(layer, []).append(i)
+    for layer, where in kinds.items():
+        if len(kinds) > 1:
+            heading = f"layers {ranges(where)}"
+            lines.append(look.paint(heading.replace("–", "-") if look.plain else heading, "dim"))
+        for branch in layer.branches:
+            lines += _wrapped(branch.name, _branch(branch), look)
+        if layer.parallel:
+            lines.append("  the branches read the same input, side by side")
+    lines += _wrapped("embed", _embedding(spec), look)
+    lines += _wrapped("head", _head(spec), look)
+    memory = f"{nbytes(4 * count)} in fp32, {nbytes(2 * count)} in bf16; cache {nbytes(cache_bytes(spec))} a token in fp32"
+    return [*lines, *_wrapped("memory", [memory], look)]
+
+
+def _wrapped(word: str, facts: list[str], look: Look) -> list[str]:
+    """Facts after a word, on as many lines as they need."""
+    lines, line = [], ""
+    for fact in facts:
+        more = f"{line}, {fact}" if line else fact
+        if line and len(more) > look.width - 10:
+            lines.append(line + ",")
+            line = fact
+        else:
+            line = more
+    return [
+        look.paint(f"  {word if i == 0 else '':<6}", "cyan") + "  " + text for i, text in enumerate([*lines, line]) if text
+    ]
+
+
+def _branch(branch: BranchSpec) -> list[str]:
+    body = branch.body
+    facts = _attention(body) if isinstance(body, AttentionSpec) else _mlp(body)
+    for where, norm in (("before", branch.pre_norm), ("on its output", branch.out_norm), ("after", branch.post_norm)):
+        if norm is not None:
+            facts.append(f"{_norm(norm)} {where}")
+    if branch.scale != 1:
+        facts.append(f"times {branch.scale:g}")
+    return facts
+
+
+def _attention(spec: AttentionSpec) -> list[str]:
+    facts = [f"{spec.n_heads} heads of {spec.d_head}"]
+    if spec.n_kv_heads != spec.n_heads:
+        facts[0] += f" on {spec.n_kv_heads} key/value head{'s' if spec.n_kv_heads != 1 else ''}"
+    facts.append("causal" if spec.mask.causal else "both ways")
+    if spec.mask.window is not None:
+        facts.append(f"window {spec.mask.window:,}")
+    if spec.rotary is not None:
+        turned = "" if spec.rotary.d_rotary == spec.d_head else f" on {spec.rotary.d_rotary} channels"
+        facts.append(f"rotary base {spec.rotary.base:,.0f}{turned}")
+        if spec.rotary.scaling is not None:
+            facts.append(type(spec.rotary.scaling).__name__.removesuffix("Scaling").lower() + " scaling")
+    if spec.qk_norm is not None:
+        facts.append("q and k normed")
+    if spec.soft_cap is not None:
+        facts.append(f"scores capped at {spec.soft_cap:g}")
+    if spec.qkv_bias or spec.out_bias:
+        facts.append("biases")
+    return facts
+
+
+def _mlp(spec: MlpSpec) -> list[str]:
+    biases = ["biases"] if spec.bias or spec.out_bias else []
+    return [f"{'gated ' if spec.gated else ''}{spec.activation}", f"d_ff {spec.d_ff:,}", *biases]
+
+
+def _norm(spec: NormSpec) -> str:
+    return f"{'RMS' if spec.kind == 'rms' else 'layer'} norm"
+
+
+def _embedding(spec: ModelSpec) -> list[str]:
+    table = spec.embedding.positions
+    facts = [] if spec.embedding.scale == 1 else [f"times {spec.embedding.scale:g}"]
+    return facts + ([] if table is None else [f"{table.limit:,} learned positions"])
+
+
+def _head(spec: ModelSpec) -> list[str]:
+    facts = ["the embedding table again" if spec.head.tied else "a matrix of its own"]
+    if spec.head.scale != 1:
+        facts.append(f"times {spec.head.scale:g}")
+    if spec.head.soft_cap is not None:
+        facts.append(f"capped at {spec.head.soft_cap:g}")
+    return facts
+
+
+def cache_bytes(spec: ModelSpec, itemsize: int = 4) -> int:
+    """What one more token costs in the cache, while no window is full."""
+    layers = (layer.attention for layer in spec.decoder.layers)
+    return sum(2 * a.n_kv_heads * a.d_head * itemsize for a in layers)
+
+
+def as_dict(source: Source) -> dict[str, Any]:
+    """A model for --json."""
+    spec = source.spec
+    known: dict[str, Any] = {"family": None}
+    if spec is not None:
+        known = {
+            "family": spec.family,
+            "n_layers": spec.n_layers,
+            "d_model": spec.d_model,
+            "vocab_size": spec.vocab_size,
+            "max_positions": spec.max_positions,
+            "tied": spec.head.tied,
+            "cache_bytes_per_token_fp32": cache_bytes(spec),
+        }
+    tensors = [
+        {"name": p.name, "stored": p.stored, "shape": list(p.shape), "type": p.type, "bytes": p.nbytes}
+        for p in source.parts
+    ]
+    return {
+        "path": str(source.resolved.path),
+        "origin": source.resolved.origin,
+        **known,
+        "parameters": sum(part.numel for part in source.parts),
+        "bytes": sum(part.nbytes for part in source.parts),
+        "tensors": tensors,
+        "not_used": source.left,
+        "missing": source.missing,
+    }

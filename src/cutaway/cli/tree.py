@@ -1,0 +1,173 @@
+"""A model's tensors as a tree, equal layers folded into one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cutaway.cli.anatomy import Part, Source
+from cutaway.cli.text import Cell, Look, bar, nbytes, rounded, table
+
+_GUIDES = {False: ("├─ ", "└─ ", "│  "), True: ("|- ", "`- ", "|  ")}
+
+
+@dataclass(slots=True)
+class Node:
+    """A part of the model.
+
+    Attributes:
+        label: what it is called here.
+        parts: every tensor of it, over all folded layers.
+        times: layers folded into this node; its children show the first of them.
+        note: said after the label.
+    """
+
+    label: str
+    parts: list[Part]
+    times: int = 1
+    note: str = ""
+    children: list[Node] = field(default_factory=list)
+
+
+def build(source: Source, *, fold: bool = True) -> Node:
+    """The tree of a model whose family is known, or the flat list of one that is not."""
+    root = Node("model", source.parts)
+    if source.spec is None:
+        root.children = [Node(part.name, [part]) for part in source.parts]
+        return root
+    outside = [part for part in source.parts if not part.name.startswith("decoder.")]
+    decoder = [part for part in source.parts if part.name.startswith("decoder.")]
+    root.children = [Node(part.name, [part]) for part in outside if part.name.startswith("embed")]
+    layers = [[p for p in decoder if p.name.startswith(f"decoder.layers.{i}.")] for i in range(source.spec.n_layers)]
+    stack = Node("decoder", decoder)
+    groups = _alike(source, layers) if fold else [[i] for i in range(len(layers))]
+    for group in groups:
+        label = f"layers {ranges(group)}" if len(group) > 1 else f"layer {group[0]}"
+        node = Node(label, [part for i in group for part in layers[i]], times=len(group))
+        for branch in source.spec.decoder.layers[group[0]].branches:
+            prefixes = [f"decoder.layers.{i}.{branch.name}." for i in group]
+            rows = [[p for p in layers[i] if p.name.startswith(at)] for i, at in zip(group, prefixes, strict=True)]
+            inner = Node(branch.name, [part for row in rows for part in row], times=len(group))
+            for same in zip(*rows, strict=False):
+                inner.children.append(Node(same[0].name.removeprefix(prefixes[0]), list(same), times=len(group)))
+            node.children.append(inner)
+        stack.children.append(node)
+    inside = {part.name for layer in layers for part in layer}
+    stack.children += [Node(p.name.removeprefix("decoder."), [p]) for p in decoder if p.name not in inside]
+    root.children.append(stack)
+    root.children += [Node(part.name, [part]) for part in outside if not part.name.startswith("embed")]
+    if source.spec.head.tied:
+        root.children.append(Node("head", [], note="= embed.tokens"))
+    return root
+
+
+def _alike(source: Source, layers: Sequence[Sequence[Part]]) -> list[list[int]]:
+    """Layers of one spec and one set of shapes, wherever they stand. How numbers are stored may differ."""
+    assert source.spec is not None
+    groups: dict[object, list[int]] = {}
+    for i, (layer, parts) in enumerate(zip(source.spec.decoder.layers, layers, strict=True)):
+        shapes = tuple((part.name.split(".", 3)[3], part.shape) for part in parts)
+        groups.setdefault((layer, shapes), []).append(i)
+    return list(groups.values())
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """
+    >>> ranges([0, 1, 2, 4, 6, 7])
+    '0–2, 4, 6–7'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(f"{a}–{b}" if a != b else str(a) for a, b in runs)
+
+
+def draw(root: Node, look: Look, *, depth: int = 99, stored: bool = False) -> list[str]:
+    """The tree, one node a line, with as many columns of facts as there is room for."""
+    rows: list[list[str | Cell]] = []
+    _walk(root, "", "", depth, look, rows, stored)
+    keep = [0, 2] + ([4] if look.width >= 48 else []) + ([3] if look.width >= 60 else [])
+    keep += [1] if look.width >= 72 else []
+    keep = sorted(keep) + ([5] if stored else [])
+    aligns = "lrrlrl"
+    head = [Cell(word, "dim") for word in ("", "shape", "parameters", "type", "stored", "name in the file")]
+    chosen = [[row[i] for i in keep] for row in [head, *rows]]
+    return table(chosen, "".join(aligns[i] for i in keep), look)
+
+
+def _walk(
+    node: Node, lead: str, inner: str, depth: int, look: Look, rows: list[list[str | Cell]], stored: bool
+) -> None:
+    label = node.label.replace("–", "-") if look.plain else node.label
+    leaf = not node.children
+    cross = "x" if look.plain else "×"
+    shape, types, size = "", "", ""
+    count = sum(part.numel for part in node.parts)
+    if leaf and node.parts:
+        shape = f" {cross} ".join(map(str, node.parts[0].shape)) or "one number"
+        count = node.parts[0].numel
+        types = "/".join(sorted({part.type for part in node.parts}))
+        size = _sizes([part.nbytes for part in node.parts], look)
+    elif node.parts:
+        folded = node.label.startswith("layers")
+        per = 1 if folded or node.times == 1 else node.times
+        count //= per
+        label += f"  {node.times} {cross} {rounded(count // node.times)}" if folded else ""
+        total = sum(part.nbytes for part in node.parts)
+        size = nbytes(total / per) if node.times == 1 or folded else _sizes(_by_layer(node), look)
+    name = Cell(f"{lead}{label}" + (f"  {node.note}" if node.note else ""), "" if leaf else "bold")
+    file = node.parts[0].stored + (f" {'...' if look.plain else '…'}" if node.times > 1 else "") if leaf and node.parts and stored else ""
+    rows.append([name, Cell(shape, "cyan"), f"{count:,}" if node.parts else "", Cell(types, "yellow"), size, Cell(file, "dim")])
+    if depth <= 0:
+        return
+    tee, elbow, bar_ = _GUIDES[look.plain]
+    for child in node.children:
+        last = child is node.children[-1]
+        _walk(child, inner + (elbow if last else tee), inner + ("   " if last else bar_), depth - 1, look, rows, stored)
+
+
+def _by_layer(node: Node) -> list[int]:
+    """Bytes of an inner node in each of the layers folded into it."""
+    return [sum(child.parts[i].nbytes for child in node.children) for i in range(node.times)]
+
+
+def _sizes(sizes: list[int], look: Look) -> str:
+    """One size, or the smallest and the largest."""
+    low, high = min(sizes), max(sizes)
+    return nbytes(low) if low == high else f"{nbytes(low)}{'-' if look.plain else '–'}{nbytes(high)}"
+
+
+def by_type(parts: Sequence[Part]) -> dict[str, tuple[int, int, int]]:
+    """Type → (tensors, parameters, bytes), the largest first."""
+    found: dict[str, tuple[int, int, int]] = {}
+    for part in parts:
+        n, count, size = found.get(part.type, (0, 0, 0))
+        found[part.type] = (n + 1, count + part.numel, size + part.nbytes)
+    return dict(sorted(found.items(), key=lambda item: -item[1][2]))
+
+
+def draw_types(parts: Sequence[Part], look: Look) -> list[str]:
+    """How the numbers are stored: a bar for each type."""
+    total = sum(part.nbytes for part in parts) or 1
+    room = max(look.width - 52, 0)
+    rows: list[list[str | Cell]] = []
+    for kind, (n, count, size) in by_type(parts).items():
+        strip = Cell(bar(size / total, room, look).ljust(room), "cyan")
+        tensors = f"{n} tensor{'s' if n != 1 else ''}"
+        row: list[str | Cell] = [Cell(kind, "yellow"), tensors, rounded(count)]
+        rows.append([*row, *([strip] if room > 4 else []), nbytes(size), f"{8 * size / max(count, 1):.1f} bits"])
+    return table(rows, "lrr" + ("l" if room > 4 else "") + "rr", look)
+
+
+def draw_list(parts: Sequence[Part], look: Look, *, stored: bool = False) -> list[str]:
+    """Tensors one a line under their whole names."""
+    cross = " x " if look.plain else " × "
+    rows: list[list[str | Cell]] = [[Cell(w, "dim") for w in ("name", "shape", "type", "stored", "name in the file")]]
+    for part in parts:
+        shape = Cell(cross.join(map(str, part.shape)) or "one number", "cyan")
+        rows.append([part.name, shape, Cell(part.type, "yellow"), nbytes(part.nbytes), Cell(part.stored, "dim")])
+    keep = 5 if stored else 4
+    return table([row[:keep] for row in rows], "lrlrl"[:keep], look)

@@ -1,0 +1,172 @@
+"""One promise for every cache: any split of a text over calls, any padding, any batch neighbours,
+rewinds and selections equal one plain pass."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cutaway.cache import StoredCache, build
+from cutaway.models import Transformer
+from cutaway.spec import MaskRule
+from tests.reference import tiny
+
+SLACK, WINDOWS = 3, (5, None, 3, 5)
+N_IDS = 64
+
+
+def _model() -> Transformer:
+    """Layers with two windows and without one, so that three stores run side by side."""
+    values = {**tiny.config("llama"), "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": len(WINDOWS)}
+    spec = tiny.spec_of(values)
+
+    def windowed(layer, window):  # type: ignore[no-untyped-def]
+        attn, mlp = layer.branches
+        body = replace(attn.body, mask=MaskRule(window=window))
+        return replace(layer, branches=(replace(attn, body=body), mlp))
+
+    layers = tuple(windowed(layer, window) for layer, window in zip(spec.decoder.layers, WINDOWS, strict=True))
+    model = Transformer(replace(spec, decoder=replace(spec.decoder, layers=layers)))
+    tiny.scale_randomly(model, norm_mean=1.0)
+    return model.eval()
+
+
+MODEL = _model()
+
+
+@dataclass
+class Row:
+    """What a row has been fed, and what came out."""
+
+    ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    documents: list[int] = field(default_factory=list)
+    logits: list[Tensor] = field(default_factory=list)
+    highest: int = 0  # since it was last empty
+
+    def copy(self) -> Row:
+        return Row(list(self.ids), list(self.positions), list(self.documents), list(self.logits), self.highest)
+
+    def add(self, token: int, new_document: bool) -> None:
+        fresh = not self.ids or new_document
+        self.documents.append(self.documents[-1] + new_document if self.ids else 0)
+        self.positions.append(0 if fresh else self.positions[-1] + 1)
+        self.ids.append(token)
+        self.highest = max(self.highest, len(self.ids))
+
+    def check(self) -> None:
+        """Against a plain pass over what is there."""
+        if not self.ids:
+            return
+        segments = torch.tensor([self.documents])
+        plain = MODEL(torch.tensor([self.ids]), torch.tensor([self.positions]), segments)
+        assert float((plain[0] - torch.stack(self.logits)).abs().max()) <= 1e-4
+
+
+class Machine:
+    """A cache and what it ought to hold."""
+
+    def __init__(self, chance: random.Random, batch: int, sliding: bool, documents: bool) -> None:
+        self.chance = chance
+        self.sliding = sliding
+        self.documents = documents
+        self.rows = [Row() for _ in range(batch)]
+        self.cache: StoredCache = MODEL.new_cache(batch=batch, capacity=4, sliding=sliding)
+
+    def feed(self, most: int) -> None:
+        """Some tokens for each row, at any places of a width."""
+        counts = [self.chance.randint(0, most) for _ in self.rows]
+        width = max(1, *counts) + self.chance.randint(0, 2)
+        ids = torch.tensor([[self.chance.randrange(N_IDS) for _ in range(width)] for _ in self.rows])
+        positions, segments = torch.full_like(ids, -1), torch.zeros_like(ids)
+        places = []
+        for i, (row, count) in enumerate(zip(self.rows, counts, strict=True)):
+            left = self.chance.choice([0, width - count])
+            place = self.chance.choice([list(range(left, left + count)), sorted(self.chance.sample(range(width), count))])
+            for at in place:
+                row.add(int(ids[i, at]), self.documents and self.chance.random() < 0.15)
+                positions[i, at], segments[i, at] = row.positions[-1], row.documents[-1]
+            places.append(place)
+        anything = any(row.documents and row.documents[-1] for row in self.rows)
+        logits = MODEL(ids, positions, segments if anything else None, self.cache)
+        assert logits.isfinite().all()
+        for i, (row, place) in enumerate(zip(self.rows, places, strict=True)):
+            row.logits += list(logits[i, place])
+
+    def rewind(self) -> None:
+        """Each row to some length, often near its end."""
+        near = [max(0, len(row.ids) - self.chance.randint(0, SLACK)) for row in self.rows]
+        wanted = [self.chance.choice([n, self.chance.randint(0, len(row.ids) + 1)]) for n, row in zip(near, self.rows, strict=True)]
+        left = self.cache.rewind(wanted)
+        for row, want, now in zip(self.rows, wanted, left, strict=True):
+            want = min(want, len(row.ids))
+            if not self.sliding or row.highest - want <= SLACK:
+                assert now == want
+            assert now in (want, 0)
+            if now < len(row.ids):
+                row.check()
+            for part in (row.ids, row.positions, row.documents, row.logits):
+                del part[now:]
+            row.highest = row.highest if now else 0
+
+    def select(self) -> None:
+        rows = [self.chance.randrange(len(self.rows)) for _ in range(self.chance.randint(1, 3))]
+        self.cache.select(rows)
+        self.rows = [self.rows[row].copy() for row in rows]
+
+    def check(self) -> None:
+        assert self.cache.lengths == [len(row.ids) for row in self.rows]
+        for row in self.rows:
+            row.check()
+
+
+@given(
+    seed=st.integers(0, 10**9),
+    sliding=st.booleans(),
+    documents=st.booleans(),
+    steps=st.lists(st.sampled_from(["feed 2", "feed 1", "feed 14", "rewind", "select"]), min_size=2, max_size=9),
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+@torch.no_grad()
+def test_a_cache_is_a_plain_pass(seed: int, sliding: bool, documents: bool, steps: list[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "SLACK", SLACK)
+        machine = Machine(random.Random(seed), seed % 3 + 1, sliding, documents)
+    for step in steps:
+        word, _, most = step.partition(" ")
+        if word == "feed":
+            machine.feed(int(most))
+        elif word == "rewind":
+            machine.rewind()
+        else:
+            machine.select()
+        assert machine.cache.lengths == [len(row.ids) for row in machine.rows]
+    machine.check()
+
+
+def test_a_ring_is_no_larger_than_it_need_be() -> None:
+    """However much is fed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "SLACK", SLACK)
+        cache, whole = (MODEL.new_cache(capacity=4, sliding=sliding) for sliding in (True, False))
+    width = 2 * 8 * 4 * 2  # keys and values, d_head… of a token in bytes: 2 · d_head 4 · kv heads 2 · 4 bytes
+    width = 2 * MODEL.spec.decoder.layers[0].attention.d_head * 2 * 4
+    with torch.no_grad():
+        for part in tiny.ids(1, 60).split(20, 1):
+            MODEL(part, cache=cache)
+            MODEL(part, cache=whole)
+    assert whole.nbytes >= 4 * 60 * width
+    assert cache.nbytes <= whole.nbytes / 4 + 3 * (5 + SLACK + 1) * width
+
+
+def test_the_bytes_are_those_of_keys_and_values() -> None:
+    """Case P01: kv heads × head width, not query heads or hidden size."""
+    model = tiny.transformer("qwen3")  # 3 layers, 1 kv head of 32, hidden 56
+    cache = model.new_cache(batch=2, capacity=99)
+    assert cache.nbytes == 2 * (99 + 1) * 3 * 2 * 1 * 32 * 4
