@@ -118,7 +118,7 @@ class Model:
         if not values:
             raise RequestError("no ids", field="ids", expected="a list of ints, or a list of such lists", got=values)
         nested = [list(v) if isinstance(v, (list, tuple)) else v for v in values]
-        rows = nested if isinstance(nested[0], list) else [nested]
+        rows: list[Any] = nested if isinstance(nested[0], list) else [nested]
         if not all(isinstance(row, list) for row in rows):
             raise RequestError("ids and lists of ids are mixed", field="ids", expected="one or the other")
         checked = [check_ids(row, self.spec.vocab_size) for row in rows]
@@ -190,7 +190,7 @@ class Model:
         """
         several = self._is_list(prompt)
         run = self._run(
-            list(prompt) if several else [prompt],  # type: ignore[list-item]
+            list(prompt) if several else [prompt],
             later,
             max_tokens=max_tokens,
             temperature=temperature,
@@ -246,12 +246,12 @@ class Model:
             ids = self._tokenizer().encode(prompt)
             bos = self._tokenizer().bos_id
             return ids if ids or bos is None else [bos]
-        items = list(prompt)
+        items: list[Any] = list(prompt)
         if not items:
             raise RequestError("the prompt is empty", field="prompt")
         if all(isinstance(item, Mapping) for item in items):
             return self._tokenizer().chat(items)
-        return check_ids(items, self.spec.vocab_size)  # type: ignore[arg-type]
+        return check_ids(items, self.spec.vocab_size)
 
     def _tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:

@@ -132,7 +132,7 @@ class Machine:
     documents=st.booleans(),
     steps=st.lists(st.sampled_from(["feed 2", "feed 1", "feed 14", "rewind", "select"]), min_size=2, max_size=9),
 )
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @torch.no_grad()
 def test_a_cache_is_a_plain_pass(seed: int, sliding: bool, documents: bool, steps: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -155,7 +155,7 @@ def test_a_ring_is_no_larger_than_it_need_be() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "SLACK", SLACK)
         cache, whole = (MODEL.new_cache(capacity=4, sliding=sliding) for sliding in (True, False))
-    width = 2 * 8 * 4 * 2  # keys and values, d_head… of a token in bytes: 2 · d_head 4 · kv heads 2 · 4 bytes
+
     width = 2 * MODEL.spec.decoder.layers[0].attention.d_head * 2 * 4
     with torch.no_grad():
         for part in tiny.ids(1, 60).split(20, 1):

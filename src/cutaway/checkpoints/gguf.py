@@ -8,17 +8,18 @@ from typing import Any
 
 from torch import Tensor
 
-from cutaway.errors import ConfigError, ShapeMismatch
+from cutaway.errors import ConfigError, LimitExceeded, ShapeMismatch
 from cutaway.families import Family, gguf_family
 from cutaway.formats.config import ConfigReader
 from cutaway.formats.gguf import GgufFile
-from cutaway.formats.gguf_metadata import config_from_metadata
+from cutaway.formats.gguf_metadata import COMMON, config_from_metadata
+from cutaway.formats.gguf_split import SplitGguf
 from cutaway.spec import AttentionSpec, BranchSpec, FactorScaling, GenerationSettings, ModelSpec
 
 _EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
 
-def read_gguf(file: GgufFile, path: str) -> tuple[Family, ModelSpec, GenerationSettings]:
+def read_gguf(file: GgufFile | SplitGguf, path: str) -> tuple[Family, ModelSpec, GenerationSettings]:
     """Family, spec and generation defaults of a GGUF.
 
     Raises:
@@ -40,13 +41,27 @@ def read_gguf(file: GgufFile, path: str) -> tuple[Family, ModelSpec, GenerationS
         token = metadata.get(f"tokenizer.ggml.{'padding' if key == 'pad' else key}_token_id")
         if token is not None:
             config[f"{key}_token_id"] = token
-    spec = family.read(ConfigReader(config, path=path))
+    spec = _read_spec(family, config, path)
     if "rope_freqs.weight" in file.tensors:
         spec = _with_factors(spec, file.read("rope_freqs.weight").flatten().tolist(), path)
     return family, spec, GenerationSettings(eos_ids=_eos(metadata, spec.vocab_size, path))
 
 
-def _compare_layers(file: GgufFile, arch: str, metadata: dict[str, Any], path: str) -> None:
+def _read_spec(family: Family, config: dict[str, Any], path: str) -> ModelSpec:
+    """Read the config; where something is wrong with it, name the GGUF's key instead of the config's."""
+    assert family.gguf is not None
+    words = {name: word for word, name in {**COMMON, **family.gguf.keys}.items()}
+    try:
+        return family.read(ConfigReader(config, path=path))
+    except (ConfigError, LimitExceeded) as error:
+        name = (error.field or "").rsplit("/", 1)[-1]
+        if name not in words:
+            raise
+        field = f"{family.gguf.arch}.{words[name]}"
+        raise type(error)(error.what, path=path, field=field, expected=error.expected, got=error.got) from error
+
+
+def _compare_layers(file: GgufFile | SplitGguf, arch: str, metadata: dict[str, Any], path: str) -> None:
     """The stated number of layers against the tensors, before anything is built for it."""
     stated = metadata.get(f"{arch}.block_count")
     numbers = (name.split(".")[1] for name in file.tensors if name.startswith("blk."))
@@ -93,7 +108,7 @@ def _eos(metadata: dict[str, Any], vocab_size: int, path: str) -> tuple[int, ...
 class GgufSource:
     """Tensors of a GGUF, dequantised."""
 
-    def __init__(self, file: GgufFile) -> None:
+    def __init__(self, file: GgufFile | SplitGguf) -> None:
         self._file = file
 
     def names(self) -> list[str]:

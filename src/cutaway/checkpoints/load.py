@@ -14,8 +14,8 @@ from cutaway.checkpoints.gguf import GgufSource, read_gguf
 from cutaway.checkpoints.resolve import Resolved
 from cutaway.checkpoints.weights import fill
 from cutaway.errors import RequestError
-from cutaway.formats.gguf import GgufFile
 from cutaway.formats.gguf_names import gguf_rules
+from cutaway.formats.gguf_split import open_gguf
 from cutaway.models import Transformer
 from cutaway.spec import GenerationSettings
 
@@ -105,7 +105,7 @@ def _load_gguf(
     resolved: Resolved, dtype: torch.dtype, device: torch.device, progress: Callable[[int, int], None] | None
 ) -> Checkpoint:
     path = str(resolved.path)
-    with GgufFile(resolved.path) as file:
+    with open_gguf(resolved.path) as file:
         family, spec, settings = read_gguf(file, path)
         with torch.device("meta"):
             model = Transformer(spec)

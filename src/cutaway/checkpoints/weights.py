@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
@@ -47,7 +48,7 @@ def fill(
         path: for messages.
         dtype, device: what the parameters become.
         base_prefix: tried before a name where the body was saved without its head.
-        progress: told (rules done, rules in all).
+        progress: told (bytes done, bytes in all), of the model rather than the file.
 
     Raises:
         ShapeMismatch: a tensor is missing, unexpected, or of another shape; names up to ten, and counts.
@@ -60,13 +61,14 @@ def fill(
         _compare_shapes(rule, own, source, stored, path)
 
     given: dict[str, Tensor] = {}
+    sizes = [sum(math.prod(own[name]) for name in rule.ours) * dtype.itemsize for rule in used]
     for done, rule in enumerate(used):
         if rule.ours:
             tensors = rule.load(tuple(_read(source, stored[name], path) for name in rule.theirs))
             for name, tensor in zip(rule.ours, tensors, strict=True):
                 given[name] = tensor.to(device=device, dtype=dtype)
         if progress is not None:
-            progress(done + 1, len(used))
+            progress(sum(sizes[: done + 1]), sum(sizes))
     for rule in used:
         if isinstance(rule, Tie):
             _compare_tied(rule, given[rule.same_as], _read(source, stored[rule.theirs[0]], path), path)

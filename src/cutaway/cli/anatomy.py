@@ -156,13 +156,17 @@ def _gguf(resolved: Resolved, stack: ExitStack) -> Source:
     assert family.gguf is not None
     own = _parameters(spec)
     rules = gguf_rules(spec, list(own), family.gguf.alter(spec))
-    return _known(resolved, spec, metadata, tensors, own, rules, {name: name for name in tensors}, file.read, file.type_of)
+    return _known(
+        resolved, spec, metadata, tensors, own, rules, {name: name for name in tensors}, file.read, file.type_of
+    )
 
 
 def _safetensors(resolved: Resolved, stack: ExitStack) -> Source:
     single = resolved.kind == "safetensors"
     folder = resolved.path.parent if single else resolved.path
-    file = stack.enter_context(SafetensorsFile(resolved.path) if single else ShardedSafetensors(folder))
+    file: SafetensorsFile | ShardedSafetensors
+    file = SafetensorsFile(resolved.path) if single else ShardedSafetensors(folder)
+    stack.callback(file.close)
     tensors = {}
     for name in file.names():
         info = file.info(name)

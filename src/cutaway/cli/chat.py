@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cutaway.cli.common import COUNT, Settings, load_model, read_stdin, shared
+from cutaway.cli.common import Settings, load_model, read_stdin
 from cutaway.cli.failures import failure_of, say
+from cutaway.cli.options import COUNT, shared
 from cutaway.cli.sampling import as_dict, choosing, finish_line, given, stats_line
 from cutaway.cli.text import Look, safe
 from cutaway.errors import CutawayError, TemplateError
@@ -59,7 +60,7 @@ def command(
         )
     arguments = given({"max_tokens": max_tokens, "seed": settings.seed, **options}.items())
     streamed = not (settings.json or settings.to_file)
-    talk = Conversation(model, system, arguments, _printer() if streamed else lambda piece: None, settings.note)
+    talk = Conversation(model, system, arguments, _printer() if streamed else lambda piece: None, _say)
     talk.clock.loaded_in = time.perf_counter() - start
     if question is not None:
         _once(settings, model, talk, question, arguments, stats)
@@ -67,6 +68,10 @@ def command(
         _converse(settings, model, talk, stats)
     else:
         _answer_lines(settings, model, talk, stats)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _printer() -> Any:

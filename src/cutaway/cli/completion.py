@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from cutaway.cli.common import Settings, shared
+from cutaway.cli.common import Settings
+from cutaway.cli.options import shared
 
 
 @click.command("completion")
@@ -13,7 +14,8 @@ from cutaway.cli.common import Settings, shared
 def command(settings: Settings, /, shell: str) -> None:
     """Print the completion script for SHELL.
 
-    bash: eval "$(cutaway completion bash)" in ~/.bashrc; zsh the same in ~/.zshrc; fish: cutaway completion fish | source
+    In ~/.bashrc: eval "$(cutaway completion bash)". In ~/.zshrc: the same with zsh.
+    In ~/.config/fish/config.fish: cutaway completion fish | source
     """
     from click.shell_completion import get_completion_class
 

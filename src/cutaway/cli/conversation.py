@@ -52,7 +52,7 @@ class Conversation:
         system: its instructions, if any.
         options: arguments of ``Model.stream``.
         show: is given each piece of an answer.
-        say: is given what is not an answer.
+        say: is given what a command has to say.
     """
 
     def __init__(
@@ -109,7 +109,9 @@ class Conversation:
             raise Leave
         if word not in COMMANDS:
             near = difflib.get_close_matches(word, COMMANDS, n=1)
-            raise RequestError("no such command", got=line.split()[0], hint=f"did you mean /{near[0]}?" if near else "/help lists them")
+            raise RequestError(
+                "no such command", got=line.split()[0], hint=f"did you mean /{near[0]}?" if near else "/help lists them"
+            )
         done = getattr(self, f"_{word}")(rest)
         return done if isinstance(done, str) else None
 

@@ -117,7 +117,8 @@ def draw(distribution: Distribution, look: Look, *, shared: frozenset[int] = fro
     labels = [token_label(c, look) for c in distribution.best]
     logits = look.width >= 44
     name_room = max(8, min(24, look.width // 3))
-    names = max([width(label.text) for label in labels] + [4])
+    others = f"{distribution.n_others:,} others"
+    names = max(*(width(label.text) for label in labels), len(others), 4)
     names = min(names, name_room)
     room = max(look.width - names - 2 - 8 - (9 if logits else 0) - (2 if shared else 0), 4)
     most = distribution.best[0].probability if distribution.best else 1.0
@@ -136,7 +137,7 @@ def draw(distribution: Distribution, look: Look, *, shared: frozenset[int] = fro
         rows.append(row)
     if distribution.n_others:
         strip = bar(min(1.0, distribution.rest / most), room, look)
-        others = cut(f"{distribution.n_others:,} more", names, look) if names >= 8 else "rest"
+        others = cut(others, names, look)
         row = [Cell(others, "dim"), Cell(strip.ljust(room), "dim"), Cell(percent(distribution.rest), "dim")]
         rows.append([*([""] if shared else []), *row, *([""] if logits else [])])
     align = ("l" if shared else "") + "llr" + ("r" if logits else "")

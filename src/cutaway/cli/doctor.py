@@ -6,13 +6,15 @@ import os
 import platform
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from cutaway.cli.common import Settings, shared
+from cutaway.cli.common import Settings
 from cutaway.cli.failures import INTERNAL
+from cutaway.cli.options import shared
 from cutaway.cli.text import Cell, nbytes, table
 
 _PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "huggingface_hub", "jinja2", "click", "rich")
@@ -32,26 +34,35 @@ def command(ctx: click.Context, settings: Settings, /) -> None:
     checks = selftest.run()
     good = all(check.ok for check in checks)
     if settings.json:
-        tests = [{"name": c.name, "difference": c.difference, "ok": c.ok, "seconds": round(c.seconds, 4)} for c in checks]
+        tests = [
+            {"name": c.name, "difference": c.difference, "ok": c.ok, "seconds": round(c.seconds, 4)} for c in checks
+        ]
         settings.emit_json({**facts, "self_test": tests, "ok": good})
     else:
         look = settings.look
         rows: list[list[str | Cell]] = []
         for section, entries in facts.items():
             for i, (name, value) in enumerate(entries.items()):
-                rows.append([Cell(section if i == 0 else "", "bold"), name.replace("_", " "), Cell(_said(value), "cyan")])
-        for i, check in enumerate(checks):
+                rows.append(
+                    [Cell(section if i == 0 else "", "bold"), name.replace("_", " "), Cell(_said(value), "cyan")]
+                )
+        proofs: list[list[str | Cell]] = []
+        for check in checks:
             mark = Cell("ok" if check.ok else "FAILED", "green" if check.ok else "bold red")
-            found = f"{mark.text}  {check.difference:.1e} apart, {check.seconds:.2f} s"
-            rows.append([Cell("self-test" if i == 0 else "", "bold"), check.name, Cell(found, mark.style)])
-        settings.emit("\n".join(table(rows, "lll", look, gives=2)) + "\n")
+            proofs.append([mark, check.name, Cell(f"{check.difference:.1e} apart, {check.seconds:.2f} s", "dim")])
+        # a path that is cut short cannot be copied
+        lines = table(rows, "lll", replace(look, width=1000))
+        lines += ["", look.paint("self-test", "bold"), *table(proofs, "lll", look, gives=1)]
+        settings.emit("\n".join(lines) + "\n")
     if not good:
         settings.note("the self-test failed: this installation computes wrong numbers; please report it")
         ctx.exit(INTERNAL)
 
 
 def _said(value: object) -> str:
-    return {True: "yes", False: "no", None: "none"}.get(value, str(value)) if not isinstance(value, int) or isinstance(value, bool) else f"{value:,}"  # type: ignore[call-overload, no-any-return]
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "none"}[value]
+    return str(value)
 
 
 def _facts(settings: Settings) -> dict[str, dict[str, Any]]:
@@ -97,7 +108,10 @@ def _cores() -> int:
 def _blas() -> str:
     import torch
 
-    for name, there in (("MKL", torch.backends.mkl.is_available()), ("OpenBLAS", "open" in torch.__config__.show().lower())):
+    for name, there in (
+        ("MKL", torch.backends.mkl.is_available()),
+        ("OpenBLAS", "open" in torch.__config__.show().lower()),
+    ):
         if there:
             return name + (" with oneDNN" if torch.backends.mkldnn.is_available() else "")
     return "unknown"

@@ -24,7 +24,7 @@ def describe(source: Source, look: Look) -> list[str]:
         return [title, look.paint(cut(source.problem, look.width, look), "yellow"), f" {look.dot} ".join(lead)]
     lead += [f"{spec.n_layers} layers", f"d_model {spec.d_model:,}", f"vocabulary {spec.vocab_size:,}"]
     lead += [f"context {spec.max_positions:,}"]
-    lines = [f"{title}  {look.paint(spec.family, 'cyan')}", cut(f" {look.dot} ".join(lead), look.width, look), ""]
+    lines = [f"{title}  {look.paint(spec.family, 'cyan')}", *_folded(lead, look), ""]
     kinds: dict[BlockSpec, list[int]] = {}
     for i, layer in enumerate(spec.decoder.layers):
         kinds.setdefault(layer, []).append(i)
@@ -38,7 +38,9 @@ def describe(source: Source, look: Look) -> list[str]:
             lines.append("  the branches read the same input, side by side")
     lines += _wrapped("embed", _embedding(spec), look)
     lines += _wrapped("head", _head(spec), look)
-    memory = f"{nbytes(4 * count)} in fp32, {nbytes(2 * count)} in bf16; cache {nbytes(cache_bytes(spec))} a token in fp32"
+    memory = (
+        f"{nbytes(4 * count)} in fp32, {nbytes(2 * count)} in bf16; cache {nbytes(cache_bytes(spec))} a token in fp32"
+    )
     return [*lines, *_wrapped("memory", [memory], look)]
 
 
@@ -53,8 +55,21 @@ def _wrapped(word: str, facts: list[str], look: Look) -> list[str]:
         else:
             line = more
     return [
-        look.paint(f"  {word if i == 0 else '':<6}", "cyan") + "  " + text for i, text in enumerate([*lines, line]) if text
+        look.paint(f"  {word if i == 0 else '':<6}", "cyan") + "  " + text
+        for i, text in enumerate([*lines, line])
+        if text
     ]
+
+
+def _folded(facts: list[str], look: Look) -> list[str]:
+    """Facts with dots between them, on as many lines as they need."""
+    lines = [facts[0]]
+    for fact in facts[1:]:
+        if len(lines[-1]) + 3 + len(fact) <= look.width:
+            lines[-1] += f" {look.dot} {fact}"
+        else:
+            lines.append(fact)
+    return lines
 
 
 def _branch(branch: BranchSpec) -> list[str]:

@@ -81,14 +81,14 @@ def failure_of(error: BaseException) -> Failure:
 def _ours(error: CutawayError) -> Failure:
     why, do = _MEANINGS.get(error.code, _UNKNOWN)
     # The line is one sentence, "place: what (facts)"; the facts are the why where there are any.
-    facts = [f"{word} {value}" for word, value in (("expected", error.expected), ("got", error.got)) if value is not None]
+    facts = [
+        f"{word} {value}" for word, value in (("expected", error.expected), ("got", error.got)) if value is not None
+    ]
     what = error.line()
     if facts:
         why = ", ".join(facts)
         what = what.removesuffix(f" ({why})")
-    return Failure(
-        error.exit_code, error.code, what, why, error.hint or do, error.line(), error.path, error.field
-    )
+    return Failure(error.exit_code, error.code, what, why, error.hint or do, error.line(), error.path, error.field)
 
 
 def _usage(error: click.ClickException) -> Failure:

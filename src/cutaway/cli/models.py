@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from cutaway.cli.common import Settings, shared
+from cutaway.cli.common import Settings
+from cutaway.cli.options import shared
 from cutaway.cli.text import Cell, nbytes, table
 
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import click
 
-from cutaway.cli.common import COUNT, Settings, as_input, load_model, shared, text_argument
+from cutaway.cli.common import Settings, as_input, load_model, text_argument
 from cutaway.cli.distribution import Distribution, divergence, draw, predict
+from cutaway.cli.options import COUNT, shared
 from cutaway.cli.text import Look, cut, visible, width
 
 _GUTTER = 3
@@ -93,7 +94,5 @@ def _two(distributions: list[Distribution], look: Look, apart: float) -> list[st
     left += [""] * (height - len(left))
     right += [""] * (height - len(right))
     gap = " " * _GUTTER
-    lines = [
-        x + " " * (half.width - width(_ESCAPE.sub("", x))) + gap + y for x, y in zip(left, right, strict=True)
-    ]
+    lines = [x + " " * (half.width - width(_ESCAPE.sub("", x))) + gap + y for x, y in zip(left, right, strict=True)]
     return [line.rstrip() for line in lines] + ["", look.paint(alike, "dim")]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
-from cutaway.cli.common import Settings, _complete_model, find, shared
+from cutaway.cli.common import Settings, find
+from cutaway.cli.options import complete_model, shared
 from cutaway.cli.text import nbytes
 
 
 @click.command("pull")
-@click.argument("name", shell_complete=_complete_model)
+@click.argument("name", shell_complete=complete_model)
 @shared("find", "output")
 def command(settings: Settings, /, name: str) -> None:
     """Fetch the model NAME, unless it is here, and print where it is.

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cutaway.cli.common import COUNT, Settings, as_input, load_model, shared, text_argument, to_json
+from cutaway.cli.common import Settings, as_input, load_model, text_argument, to_json
+from cutaway.cli.options import COUNT, shared
 from cutaway.cli.sampling import Clock, as_dict, choosing, finish_line, given, stats_line, stream, token_text
 from cutaway.cli.text import safe, table, visible
 

@@ -6,11 +6,12 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from cutaway.cli.common import COUNT, F, Settings
+from cutaway.cli.common import Settings
+from cutaway.cli.options import COUNT, F
 
 if TYPE_CHECKING:
     from cutaway.generation.generate import Generation, TokenLogprob
@@ -31,7 +32,7 @@ def choosing(function: F) -> F:
     decorated: Any = function
     for option in reversed(_CHOOSING):
         decorated = option(decorated)
-    return decorated  # type: ignore[no-any-return]
+    return cast(F, decorated)
 
 
 @dataclass(slots=True)
@@ -81,7 +82,9 @@ def stream(
     return pieces.result
 
 
-def as_dict(model: Model, result: Generation, options: dict[str, Any], clock: Clock, settings: Settings) -> dict[str, Any]:
+def as_dict(
+    model: Model, result: Generation, options: dict[str, Any], clock: Clock, settings: Settings
+) -> dict[str, Any]:
     """A generation as the object that --json prints."""
     from cutaway.generation.params import resolve
 

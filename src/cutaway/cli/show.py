@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cutaway.cli.common import COUNT, Settings, _complete_model, find, shared, to_json
+from cutaway.cli.common import Settings, find, to_json
+from cutaway.cli.options import COUNT, complete_model, shared
 from cutaway.cli.text import Cell, Look, table, visible
 from cutaway.errors import NameNotFound, RequestError, TemplateError
 
@@ -18,7 +19,7 @@ _MOST_VALUES = 16  # of a list in a GGUF's key/values
 
 
 @click.command("show")
-@click.argument("model", required=False, shell_complete=_complete_model)
+@click.argument("model", required=False, shell_complete=complete_model)
 @click.argument("tensor", required=False)
 @click.option("--taps", "what", flag_value="taps", help="Every quantity that can be read or edited, with its axes.")
 @click.option("--config", "what", flag_value="config", help="The config, or a GGUF's key/values.")
@@ -72,7 +73,10 @@ def _model(settings: Settings, source: Source, depth: int | None, pattern: str |
         settings.emit_json(facts.as_dict(source)["tensors"])
         return
     if settings.json:
-        types = {kind: dict(zip(("tensors", "parameters", "bytes"), row, strict=True)) for kind, row in tree.by_type(source.parts).items()}
+        types = {
+            kind: dict(zip(("tensors", "parameters", "bytes"), row, strict=True))
+            for kind, row in tree.by_type(source.parts).items()
+        }
         settings.emit_json(facts.as_dict(source) | {"types": types})
         return
     look = settings.look
@@ -114,7 +118,9 @@ def _taps(settings: Settings, source: Source, pattern: str | None) -> None:
     from cutaway.cli import taps
 
     if source.spec is None:
-        raise RequestError("the names are those of a model that cutaway knows", path=source.resolved.path, hint=source.problem)
+        raise RequestError(
+            "the names are those of a model that cutaway knows", path=source.resolved.path, hint=source.problem
+        )
     rows = taps.listed(source.spec, pattern)
     if settings.json or settings.jsonl:
         settings.emit_json(rows if settings.jsonl else {"model": settings.model, "taps": rows})
@@ -148,7 +154,9 @@ def _template(settings: Settings, source: Source) -> None:
     tokenizer = source.tokenizer()
     template = None if tokenizer is None else tokenizer.chat_template
     if template is None:
-        raise TemplateError("this model has no chat template", path=source.resolved.path, hint="it completes text: `cutaway run`")
+        raise TemplateError(
+            "this model has no chat template", path=source.resolved.path, hint="it completes text: `cutaway run`"
+        )
     if settings.json or settings.jsonl:
         settings.emit_json({"model": settings.model, "template": template.source})
         return
@@ -188,10 +196,19 @@ def _tokenizer_lines(value: dict[str, Any], look: Look) -> list[str]:
         if key in ("bos", "eos", "unk", "pad") and item is not None:
             ids = item if isinstance(item, list) else [item]
             return ", ".join(f"{i} {visible(names.get(i, ''), look)}".strip() for i in ids) or "none"
-        return {None: "none", True: "yes", False: "no"}.get(item, f"{item:,}" if isinstance(item, int) else str(item)) if not isinstance(item, list) else "none"
+        return (
+            {None: "none", True: "yes", False: "no"}.get(item, f"{item:,}" if isinstance(item, int) else str(item))
+            if not isinstance(item, list)
+            else "none"
+        )
 
     rows: list[list[str | Cell]] = [
         [key.replace("_", " "), Cell(said(key, item), "cyan")] for key, item in value.items() if key != "model"
     ]
     tokens: list[list[str | Cell]] = [[str(i), Cell(visible(text, look), "magenta")] for text, i in special.items()]
-    return [*table(rows, "ll", look, gives=1), "", f"{len(special)} control tokens", *table(tokens, "rl", look, gives=1)]
+    return [
+        *table(rows, "ll", look, gives=1),
+        "",
+        f"{len(special)} control tokens",
+        *table(tokens, "rl", look, gives=1),
+    ]

@@ -49,19 +49,19 @@ def measure(tensor: Tensor, bins: int = 40) -> Statistics:
     x = tensor.flatten().to(torch.float32 if tensor.dtype.itemsize < 8 else torch.float64)
     finite = x[x.isfinite()]
     nan = int(x.isnan().sum())
-    counts = {"count": x.numel(), "nan": nan, "inf": x.numel() - len(finite) - nan, "zeros": int((x == 0).sum())}
+    counts = x.numel(), nan, x.numel() - len(finite) - nan, int((x == 0).sum())
     if not len(finite):
-        return Statistics(**counts, min=None, max=None, mean=None, std=None)
+        return Statistics(*counts, min=None, max=None, mean=None, std=None)
     least, most = float(finite.min()), float(finite.max())
     mean = float(finite.mean(dtype=torch.float64))
     std = float((finite.double() - mean).square().mean().sqrt())
     low, high = max(least, mean - _SPREAD * std), min(most, mean + _SPREAD * std)
     if high <= low:
-        return Statistics(**counts, min=least, max=most, mean=mean, std=std, low=least, high=most)
+        return Statistics(*counts, min=least, max=most, mean=mean, std=std, low=least, high=most)
     bars = torch.histc(finite, bins, low, high)
     below, above = int((finite < low).sum()), int((finite > high).sum())
     return Statistics(
-        **counts,
+        *counts,
         min=least,
         max=most,
         mean=mean,

@@ -52,10 +52,18 @@ def draw(spec: ModelSpec, rows: list[dict[str, Any]], look: Look, *, every: bool
     heading = "name" if every else f"name (i = {ranges(whole)})"
     lines: list[list[str | Cell]] = [[Cell(_ascii(heading, look), "dim"), Cell("axes", "dim"), Cell("shape", "dim")]]
     for name, row, layers in groups:
-        shape = ", ".join(axis if size is None else str(size) for axis, size in zip(row["axes"], row["shape"], strict=True))
+        shape = ", ".join(
+            axis if size is None else str(size) for axis, size in zip(row["axes"], row["shape"], strict=True)
+        )
         label = name if not layers or layers == whole else f"{name}  i = {ranges(layers)}"
         head, _, tail = label.rpartition(".")
-        lines.append([_ascii(f"{head}.{tail}" if head else tail, look), Cell(" ".join(row["axes"]), "dim"), Cell(f"[{shape}]", "cyan")])
+        lines.append(
+            [
+                _ascii(f"{head}.{tail}" if head else tail, look),
+                Cell(" ".join(row["axes"]), "dim"),
+                Cell(f"[{shape}]", "cyan"),
+            ]
+        )
     kept = [0, 1, 2] if look.width >= 92 else [0, 2]
     picked = [[line[i] for i in kept] for line in lines]
     return table(picked, "l" * len(kept), look, gives=0)

@@ -1,4 +1,4 @@
-"""Text made fit to look at: the invisible shown, bars drawn, columns fitted to a terminal. Nothing heavy is imported."""
+"""Text made fit to look at: the invisible shown, bars drawn, columns fitted to a terminal. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _printable(letter: str, plain: bool) -> str:
 
 def safe(text: str) -> str:
     """Text that a terminal cannot take for commands: a model can write escape sequences too."""
-    return "".join(c if c in "\n\t" or not unicodedata.category(c) == "Cc" else f"\\x{ord(c):02x}" for c in text)
+    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else f"\\x{ord(c):02x}" for c in text)
 
 
 def width(text: str) -> int:
@@ -102,9 +102,7 @@ def width(text: str) -> int:
     """
     if text.isascii():
         return len(text)
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
-    )
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def cut(text: str, columns: int, look: Look, *, left: bool = False) -> str:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cutaway.cli.common import Settings, as_input, find, shared, text_argument
+from cutaway.cli.common import Settings, as_input, find, text_argument
+from cutaway.cli.options import shared
 from cutaway.cli.text import Cell, Look, cut, table, visible
 from cutaway.errors import RequestError
 
@@ -33,9 +34,7 @@ def command(
     if decode is not None and (text is not None or chat):
         raise click.UsageError("--decode takes ids, and no TEXT or --chat.", click.get_current_context())
     if chat and (special or no_special):
-        raise click.UsageError(
-            "--chat leaves the control tokens to the template.", click.get_current_context()
-        )
+        raise click.UsageError("--chat leaves the control tokens to the template.", click.get_current_context())
     if decode is not None:
         given = text_argument(decode, missing="")
         ids = _ids(given)
@@ -109,7 +108,8 @@ def _lines(pieces: list[Piece], text: str, look: Look) -> list[str]:
         row = look.paint(wall, "dim").join(look.paint(x, s) for x, s in zip(labels, styles, strict=True))
     else:
         row = cut(row, look.width, look)
-    facts = f"{len(pieces)} tokens {look.dot} {len(text)} characters {look.dot} {len(text.encode('utf-8', 'replace'))} bytes"
+    size = len(text.encode("utf-8", "replace"))
+    facts = f" {look.dot} ".join([f"{len(pieces)} tokens", f"{len(text)} characters", f"{size} bytes"])
     rows: list[list[str | Cell]] = []
     placed = any(piece.start is not None for piece in pieces)
     if pieces:

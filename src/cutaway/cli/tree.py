@@ -64,9 +64,9 @@ def build(source: Source, *, fold: bool = True) -> Node:
 def _alike(source: Source, layers: Sequence[Sequence[Part]]) -> list[list[int]]:
     """Layers of one spec and one set of shapes, wherever they stand. How numbers are stored may differ."""
     assert source.spec is not None
-    groups: dict[object, list[int]] = {}
+    groups: dict[tuple[object, ...], list[int]] = {}
     for i, (layer, parts) in enumerate(zip(source.spec.decoder.layers, layers, strict=True)):
-        shapes = tuple((part.name.split(".", 3)[3], part.shape) for part in parts)
+        shapes = tuple((part.name.removeprefix(f"decoder.layers.{i}."), part.shape) for part in parts)
         groups.setdefault((layer, shapes), []).append(i)
     return list(groups.values())
 
@@ -118,9 +118,10 @@ def _walk(
         label += f"  {node.times} {cross} {rounded(count // node.times)}" if folded else ""
         total = sum(part.nbytes for part in node.parts)
         size = nbytes(total / per) if node.times == 1 or folded else _sizes(_by_layer(node), look)
-    name = Cell(f"{lead}{label}" + (f"  {node.note}" if node.note else ""), "" if leaf else "bold")
-    file = node.parts[0].stored + (f" {'...' if look.plain else '…'}" if node.times > 1 else "") if leaf and node.parts and stored else ""
-    rows.append([name, Cell(shape, "cyan"), f"{count:,}" if node.parts else "", Cell(types, "yellow"), size, Cell(file, "dim")])
+    name = Cell(f"{lead}{label}  {node.note}".rstrip(), "" if leaf else "bold")
+    file = node.parts[0].stored if leaf and node.parts and stored else ""
+    number = f"{count:,}" if node.parts else ""
+    rows.append([name, Cell(shape, "cyan"), number, Cell(types, "yellow"), size, Cell(file, "dim")])
     if depth <= 0:
         return
     tee, elbow, bar_ = _GUIDES[look.plain]

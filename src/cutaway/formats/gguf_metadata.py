@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from cutaway.errors import ConfigError
 
@@ -74,7 +77,7 @@ def _plain(value: Any, key: str, path: str | None) -> Any:
     """Per-layer lists are read where all layers agree."""
     if isinstance(value, (str, int, float, bool)):
         return _shortest(value)
-    entries = [v.item() if hasattr(v, "item") else v for v in value]
+    entries = np.asarray(value).tolist()
     if len(set(map(str, entries))) != 1:
         raise ConfigError("values that differ by layer are not supported", path=path, field=key, got=entries[:8])
     return _shortest(entries[0])
@@ -84,8 +87,6 @@ def _shortest(value: Any) -> Any:
     """GGUF keeps fp32: 1e-5 comes back as 9.99999974e-06. The shortest decimal with the same fp32 is meant."""
     if not isinstance(value, float) or value != value or value in (float("inf"), float("-inf")):
         return value
-    import struct
-
     def fp32(x: float) -> bytes:
         return struct.pack("<f", x)
 

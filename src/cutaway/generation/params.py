@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 
 from torch import Tensor
 
@@ -13,12 +14,14 @@ from cutaway.errors import RequestError
 from cutaway.generation import logits as steps
 from cutaway.spec import GenerationSettings
 
+_HUGE = 1.7976931348623157e308  # the largest float
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Checked settings of one call. See ``Model.generate`` for their meaning."""
 
-    max_tokens: int = 256
+    max_tokens: int | None = 256
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -55,6 +58,7 @@ class Sampling:
             x = steps.count_penalties(x, produced, self.frequency_penalty, self.presence_penalty)
         if self.logit_bias:
             x = steps.logit_bias(x, self.logit_bias)
+        steps.check_finite(x, changed=True)
         if self.temperature == 0:
             return steps.greedy(x)
         x = steps.temperature(x, self.temperature)
@@ -72,7 +76,7 @@ def resolve(
     own: GenerationSettings,
     vocab_size: int,
     *,
-    max_tokens: int = 256,
+    max_tokens: int | None = 256,
     temperature: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -81,7 +85,7 @@ def resolve(
     frequency_penalty: float | None = None,
     presence_penalty: float | None = None,
     logit_bias: Mapping[int, float] | None = None,
-    stop: str | Sequence[str | int] | None = None,
+    stop: str | int | Sequence[str | int] | None = None,
     seed: int | None = None,
     n: int = 1,
     logprobs: int | None = None,
@@ -91,22 +95,14 @@ def resolve(
     Raises:
         RequestError: a value that makes no sense, by name.
     """
-    _whole("max_tokens", max_tokens, 0)
+    if max_tokens is not None:
+        _whole("max_tokens", max_tokens, 0)
     _whole("n", n, 1)
     if logprobs is not None:
         _whole("logprobs", logprobs, 0)
-    words = [stop] if isinstance(stop, str) else list(stop or ())
-    texts = tuple(word for word in words if isinstance(word, str))
-    ids = [word for word in words if not isinstance(word, str)]
-    for word in words:
-        if word == "" or isinstance(word, bool) or not isinstance(word, (str, int)):
-            raise RequestError("a stop is a text, not empty, or a token id", field="stop", got=word)
-    _tokens("stop", ids, vocab_size)
-    _tokens("logit_bias", list(logit_bias or {}), vocab_size)
-    for token, bias in (logit_bias or {}).items():
-        _number(f"logit_bias/{token}", bias, -math.inf)
+    texts, ids = _stops(stop, vocab_size)
     if seed is not None:
-        _whole("seed", seed, -(2**63))
+        _whole("seed", seed, -(2**63), 2**63 - 1)
     # A temperature of one's own is a wish to sample as the model does, so the rest of its settings hold too.
     return Sampling(
         max_tokens=max_tokens,
@@ -115,9 +111,9 @@ def resolve(
         top_p=_number("top_p", own.top_p if top_p is None else top_p, 0, 1),
         min_p=_number("min_p", 0.0 if min_p is None else min_p, 0, 1),
         repetition_penalty=_number("repetition_penalty", 1.0 if repetition_penalty is None else repetition_penalty, 1e-6),
-        frequency_penalty=_number("frequency_penalty", frequency_penalty or 0.0, -math.inf),
-        presence_penalty=_number("presence_penalty", presence_penalty or 0.0, -math.inf),
-        logit_bias=dict(logit_bias or {}),
+        frequency_penalty=_number("frequency_penalty", 0.0 if frequency_penalty is None else frequency_penalty),
+        presence_penalty=_number("presence_penalty", 0.0 if presence_penalty is None else presence_penalty),
+        logit_bias=_biases(logit_bias, vocab_size),
         stop=texts,
         stop_ids=frozenset(own.eos_ids) | frozenset(ids),
         seed=secrets.randbits(63) if seed is None else seed,
@@ -126,20 +122,58 @@ def resolve(
     )
 
 
-def _whole(name: str, value: object, low: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise RequestError("not a whole number in range", field=name, expected=f"an int ≥ {low}", got=value)
+def _stops(stop: object, vocab_size: int) -> tuple[tuple[str, ...], list[int]]:
+    """Texts and ids, apart."""
+    words = [stop] if isinstance(stop, (str, int)) else [] if stop is None else stop
+    if not isinstance(words, (list, tuple, set, frozenset)):
+        raise RequestError("a stop is a text, not empty, or a token id, or a list of these", field="stop", got=stop)
+    texts = tuple(word for word in words if isinstance(word, str))
+    if "" in texts:
+        raise RequestError("an empty stop would end every answer before it begins", field="stop")
+    return texts, _tokens("stop", [word for word in words if not isinstance(word, str)], vocab_size)
+
+
+def _biases(biases: object, vocab_size: int) -> dict[int, float]:
+    if biases is None:
+        return {}
+    if not isinstance(biases, Mapping):
+        raise RequestError("not a mapping", field="logit_bias", expected="token id → number", got=biases)
+    _tokens("logit_bias", list(biases), vocab_size)
+    return {token: _number(f"logit_bias/{token}", bias) for token, bias in biases.items()}
+
+
+def _whole(name: str, value: object, low: int, high: int | None = None) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        wanted = f"an int ≥ {low}" if high is None else f"an int in {low}…{high}"
+        raise RequestError("not a whole number in range", field=name, expected=wanted, got=value)
     return value
 
 
-def _number(name: str, value: object, low: float, high: float = math.inf) -> float:
-    wanted = f"a number ≥ {low}" if high == math.inf else f"a number in {low}…{high}"
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high or math.isinf(value):
+def _number(name: str, value: object, low: float = -math.inf, high: float = math.inf) -> float:
+    fits = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+    # A whole number too large for a float is as little use as infinity, and NaN is in no range.
+    if not fits or not -_HUGE <= value <= _HUGE:  # type: ignore[operator]
+        wanted = "a number" if low == -high else f"a number ≥ {low}" if high == math.inf else f"a number in {low}…{high}"
         raise RequestError("not a number in range", field=name, expected=wanted, got=value)
-    return float(value)
+    return float(value)  # type: ignore[arg-type]
 
 
-def _tokens(name: str, ids: Sequence[object], vocab_size: int) -> None:
-    for token in ids:
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-            raise RequestError("not a token of this vocabulary", field=name, expected=f"0…{vocab_size - 1}", got=token)
+def _tokens(name: str, ids: list[object], vocab_size: int) -> list[int]:
+    return check_ids(ids, vocab_size, name) if ids else []
+
+
+def check_ids(ids: Iterable[object], vocab_size: int, field: str = "prompt") -> list[int]:
+    """Token ids, if they are usable.
+
+    Raises:
+        RequestError: none, or one outside the vocabulary.
+    """
+    found = list(ids)
+    if not found:
+        raise RequestError("there are no tokens", field=field, expected="at least one")
+    for place, token in enumerate(found):
+        if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
+            raise RequestError(
+                "not a token of this vocabulary", field=f"{field}/{place}", expected=f"0…{vocab_size - 1}", got=token
+            )
+    return [int(token) for token in found]  # type: ignore[call-overload]

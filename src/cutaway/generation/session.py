@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cutaway.errors import ContextExceeded
+from cutaway.errors import ContextExceeded, RequestError
 from cutaway.models import Transformer
 from cutaway.modules.tap import Tap
 
@@ -17,6 +17,9 @@ CHUNK = 512  # tokens of a prompt that are run at once: bounds the memory of a l
 
 class Session:
     """Texts, row by row, that a model has read so far.
+
+    The cache may hold less of a row than ``tokens`` does: after a rewind past what a ring kept, or a pass that
+    broke off. What it lacks is read again, without a tap, before the next tokens.
 
     Args:
         model: what reads.
@@ -33,6 +36,8 @@ class Session:
     def feed(self, rows: Sequence[Sequence[int]], tap: Tap | None = None) -> Tensor:
         """Read more tokens, not the same number in each row, and predict what follows each row.
 
+        An exception on the way, of the tap or from the keyboard, leaves the session as it was before.
+
         Args:
             rows: new tokens of each row; a row with none keeps still, and its result means nothing.
             tap: reads or edits what is computed on the way.
@@ -43,30 +48,22 @@ class Session:
         Raises:
             ContextExceeded: a row would outgrow a learned table of positions.
         """
-        lengths = [len(held) + len(new) for held, new in zip(self.tokens, rows, strict=True)]
-        self._check_length(max(lengths))
-        device = self._model.device
-        last = torch.zeros(len(rows), self._model.spec.d_model, dtype=self._model.dtype, device=device)
-        longest = max(len(new) for new in rows)
-        for start in range(0, longest, CHUNK):
-            pieces = [list(new[start : start + CHUNK]) for new in rows]
-            width = max(map(len, pieces))
-            ids = torch.tensor([[*piece, *[0] * (width - len(piece))] for piece in pieces])
-            positions = torch.full_like(ids, -1)
-            for row, piece in enumerate(pieces):
-                begin = len(self.tokens[row])
-                positions[row, : len(piece)] = torch.arange(begin, begin + len(piece))
-            before = self._cache.lengths
-            try:
-                hidden = self._model.hidden(ids, positions, cache=self._cache, tap=tap)
-            except BaseException:
-                self._forget(before)
-                raise
-            for row, piece in enumerate(pieces):
-                self.tokens[row].extend(piece)
-                if piece:
-                    last[row] = hidden[row, len(piece) - 1]
-        return self._model.unembed(last[:, None], tap)[:, 0]
+        before = [len(held) for held in self.tokens]
+        check_length(self._model, max(n + len(new) for n, new in zip(before, rows, strict=True)))
+        try:
+            behind = [held[n:] for held, n in zip(self.tokens, self._cache.lengths, strict=True)]
+            if any(behind):
+                self._read(behind, None)
+            last = self._read(rows, tap)
+            logits = self._model.unembed(last[:, None], tap)[:, 0]
+            for held, new in zip(self.tokens, rows, strict=True):
+                held.extend(new)
+        except BaseException:
+            for held, n in zip(self.tokens, before, strict=True):
+                del held[n:]
+            self._cache.rewind(before)
+            raise
+        return logits
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order; a row may be taken twice."""
@@ -74,33 +71,52 @@ class Session:
         self.tokens = [list(self.tokens[row]) for row in rows]
 
     def rewind(self, lengths: Sequence[int]) -> None:
-        """Go back to each row's first tokens. What a ring has dropped is read again."""
-        wanted = [held[:length] for held, length in zip(self.tokens, lengths, strict=True)]
-        left = self._cache.rewind([len(held) for held in wanted])
-        self.tokens = [held[:n] for held, n in zip(wanted, left, strict=True)]
-        again = [held[n:] for held, n in zip(wanted, left, strict=True)]
-        if any(again):
-            self.feed(again)
+        """Go back to each row's first tokens.
 
-    def _forget(self, lengths: list[int]) -> None:
-        """A pass broke off: nothing that it half wrote may be read."""
-        left = self._cache.rewind(lengths)
-        self.tokens = [held[:n] for held, n in zip(self.tokens, left, strict=True)]
+        Raises:
+            RequestError: a row is not that long.
+        """
+        for held, n in zip(self.tokens, lengths, strict=True):
+            if not 0 <= n <= len(held):
+                raise RequestError("no such place", field="lengths", expected=f"0…{len(held)}", got=n)
+        self._cache.rewind(list(lengths))
+        self.tokens = [held[:n] for held, n in zip(self.tokens, lengths, strict=True)]
 
-    def _check_length(self, longest: int) -> None:
-        spec = self._model.spec
-        limit = spec.position_limit
-        if limit is not None and longest > limit:
-            raise ContextExceeded(
-                "longer than the model's table of positions", expected=f"at most {limit} tokens", got=longest
-            )
-        if longest > spec.max_positions:
-            warn_once(self._model, longest)
+    def _read(self, rows: Sequence[Sequence[int]], tap: Tap | None) -> Tensor:
+        """The final hidden state of each row's last new token. [batch, d_model]"""
+        model = self._model
+        last = torch.zeros(len(rows), model.spec.d_model, dtype=model.dtype, device=model.device)
+        for start in range(0, max(map(len, rows)), CHUNK):
+            pieces = [list(new[start : start + CHUNK]) for new in rows]
+            ids, counts = padded(pieces)
+            steps = torch.arange(ids.shape[1])
+            positions = torch.where(steps < counts, torch.tensor(self._cache.lengths)[:, None] + steps, -1)
+            hidden = model.hidden(ids, positions, cache=self._cache, tap=tap)
+            counts = counts.to(model.device)
+            ends = hidden[torch.arange(len(rows), device=model.device), (counts[:, 0] - 1).clamp(min=0)]
+            last = torch.where(counts > 0, ends, last)
+        return last
 
 
-def warn_once(model: Transformer, longest: int) -> None:
-    """Say, once for each model, that a text is longer than it was trained for."""
-    if not model.warned_length:
+def padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Rows as one rectangle, filled up with 0 on the right, and their lengths. [batch, n], [batch, 1]"""
+    width = max(map(len, rows))
+    ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.long)
+    return ids, torch.tensor([[len(row)] for row in rows])
+
+
+def check_length(model: Transformer, longest: int, field: str | None = None) -> None:
+    """Refuse what has no position; say, once for each model, that a text is longer than it was trained for.
+
+    Raises:
+        ContextExceeded: longer than a learned table of positions.
+    """
+    limit = model.spec.position_limit
+    if limit is not None and longest > limit:
+        raise ContextExceeded(
+            "longer than the model's table of positions", field=field, expected=f"at most {limit} tokens", got=longest
+        )
+    if longest > model.spec.max_positions and not model.warned_length:
         model.warned_length = True
         warnings.warn(
             f"{longest} tokens are more than the {model.spec.max_positions} this model was trained for; "

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 class StopText:
     """Holds back text that may be the beginning of a stop, and never lets a stop or what follows it out.
 
+    Of several stops the one that is complete first counts, and of those the longest, so that it does not
+    matter in which pieces a text arrives.
+
     Args:
         stops: texts that end an answer.
 
@@ -28,10 +31,10 @@ class StopText:
         if not self._stops:
             return text
         self._held += text
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
             self.stopped = True
-            out, self._held = self._held[: min(found)], ""
+            out, self._held = self._held[: min(found)[1]], ""
             return out
         keep = max(self._overlap(stop) for stop in self._stops)
         out, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]

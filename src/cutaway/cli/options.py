@@ -1,0 +1,110 @@
+"""Shared options, and the types that numbers and devices are read with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import click
+
+from cutaway.cli.common import Settings
+
+__all__ = ["COUNT", "F", "complete_model", "shared"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+class Count(click.ParamType):  # type: ignore[type-arg]  # click before 8.4 takes none
+    """A whole number, or a size: ``256``, ``4k``, ``1.5M``, ``2GiB`` (k, M, G are thousands; Ki, Mi, Gi are 1024)."""
+
+    name = "count"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number."""
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"([0-9]+(?:[._][0-9]+)?|\.[0-9]+)\s*([kmgb]|[kmg]i)?b?", str(value).strip().lower())
+        if found is None:
+            raise click.BadParameter(f"{value!r} is not a number such as 256, 4k, 1.5M or 2GiB.", ctx, param)
+        number = float(found[1].replace("_", "")) * _UNITS[found[2] or ""]
+        if number != int(number) or number > 2**53:
+            self.fail(f"{value!r} is not a whole number.", param, ctx)
+        return int(number)
+
+
+class Device(click.ParamType):  # type: ignore[type-arg]
+    """``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``."""
+
+    name = "device"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | None:
+        """The device's name, None for auto."""
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]{1,3})?", str(value)):
+            self.fail(f"{value!r} is not one of auto, cpu, cuda, cuda:N, mps.", param, ctx)
+        return None if value == "auto" else str(value)
+
+
+COUNT = Count()
+
+
+def complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from cutaway.checkpoints.catalog import ENTRIES
+
+    return [entry.name for entry in ENTRIES if entry.name.startswith(incomplete)]
+
+
+def _kept(*names: str, **attributes: Any) -> Callable[[F], F]:
+    """An option whose value goes into the `Settings` of the command line instead of the verb's arguments."""
+
+    def keep(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+        if value is not None:
+            setattr(ctx.ensure_object(Settings), str(param.name), value)
+        return value
+
+    return click.option(*names, expose_value=False, callback=keep, **attributes)
+
+
+_DTYPES = click.Choice(["auto", "fp32", "bf16", "fp16"])
+_OPTIONS: dict[str, Callable[[Any], Any]] = {
+    "model": _kept(
+        "-m",
+        "--model",
+        metavar="MODEL",
+        help="A catalogue name, hub id, folder, .gguf or .safetensors. [smollm2]",
+        shell_complete=complete_model,
+    ),
+    "seed": _kept("--seed", type=int, help="Same seed, same draw."),
+    "device": _kept("--device", type=Device(), metavar="DEVICE", help="auto, cpu, cuda, cuda:N or mps. [auto]"),
+    "dtype": _kept("--dtype", type=_DTYPES, help="Numbers to compute with. [auto: fp32 on a CPU]"),
+    "threads": _kept("--threads", type=click.IntRange(1, 4096), metavar="N", help="CPU threads."),
+    "offline": _kept("--offline", is_flag=True, default=None, help="Use only what is here."),
+    "revision": _kept("--revision", metavar="REV", help="Branch, tag or commit of a hub id."),
+    "json": _kept("--json", is_flag=True, default=None, help="One JSON object; errors as JSON too."),
+    "jsonl": _kept("--jsonl", is_flag=True, default=None, help="One JSON object a line."),
+    "out": _kept("-o", "--out", metavar="PATH", help="Write the data there, whole or not at all."),
+    "quiet": _kept("-q", "--quiet", is_flag=True, default=None, help="No progress, notes or warnings."),
+    "verbose": _kept("-v", "--verbose", count=True, help="Say more."),
+    "debug": _kept("--debug", is_flag=True, default=None, help="Show the traceback of an error."),
+}
+_OUTPUT = ("json", "out", "quiet", "verbose", "debug")
+_GROUPS = {
+    "output": _OUTPUT,
+    "lines": ("jsonl", *_OUTPUT),
+    "find": ("offline", "revision"),
+    "load": ("device", "dtype", "threads", "offline", "revision"),
+}
+
+
+def shared(*words: str) -> Callable[[F], F]:
+    """A decorator that adds shared options, by name or by group, and hands the verb its `Settings` first."""
+    names = [name for word in words for name in _GROUPS.get(word, (word,))]
+
+    def add(function: F) -> F:
+        decorated: Any = click.make_pass_decorator(Settings, ensure=True)(function)
+        for name in reversed(names):
+            decorated = _OPTIONS[name](decorated)
+        return cast(F, decorated)
+
+    return add
