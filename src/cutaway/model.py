@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,10 +17,11 @@ from cutaway.checkpoints.load import Checkpoint, load_checkpoint
 from cutaway.checkpoints.progress import Progress
 from cutaway.checkpoints.resolve import resolve
 from cutaway.checkpoints.save import save_folder
-from cutaway.errors import ContextExceeded, RequestError
-from cutaway.generation.generate import Generation, Run, check_ids, score_ids
+from cutaway.errors import RequestError
+from cutaway.generation.generate import Generation, Run, score_ids
+from cutaway.generation.params import check_ids
 from cutaway.generation.params import resolve as resolve_sampling
-from cutaway.generation.session import warn_once
+from cutaway.generation.session import check_length, padded
 from cutaway.inspection import Edit, Trace, trace
 from cutaway.models import Transformer
 from cutaway.spec import GenerationSettings, ModelSpec
@@ -29,6 +32,7 @@ from cutaway.tokenizers.tokenizer import Tokenizer
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message] | Tensor
 Ids: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | Tensor
+_SETTINGS = frozenset(signature(resolve_sampling).parameters) - {"own", "vocab_size"}
 _LATER = {"num_beams": 1, "schema": None, "deterministic": False}
 
 
@@ -103,36 +107,26 @@ class Model:
 
     def _whole(self, ids: Ids, head: bool) -> Tensor | list[Tensor]:
         rows = self._rows(ids)
-        width = max(map(len, rows))
-        padded = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
-        lengths = torch.tensor([len(row) for row in rows])[:, None]
-        steps = torch.arange(width)[None]
-        hidden = self.transformer.hidden(padded, torch.where(steps < lengths, steps, -1))
+        check_length(self.transformer, max(map(len, rows)), "ids")
+        table, counts = padded(rows)
+        steps = torch.arange(table.shape[1])
+        hidden = self.transformer.hidden(table, torch.where(steps < counts, steps, -1))
         out = self.transformer.unembed(hidden) if head else hidden
-        if all(len(row) == width for row in rows):
+        if bool((counts == counts[0]).all()):
             return out
         return [out[i, : len(row)] for i, row in enumerate(rows)]
 
     def _rows(self, ids: Ids) -> list[list[int]]:
-        values = ids.tolist() if isinstance(ids, Tensor) else list(ids)
-        if not values:
+        values = _plain(ids)
+        if not isinstance(values, (list, tuple)):
             raise RequestError("no ids", field="ids", expected="a list of ints, or a list of such lists", got=values)
-        nested = [list(v) if isinstance(v, (list, tuple)) else v for v in values]
-        rows: list[Any] = nested if isinstance(nested[0], list) else [nested]
-        if not all(isinstance(row, list) for row in rows):
+        rows = [_plain(value) for value in values]
+        nested = [isinstance(row, (list, tuple)) for row in rows]
+        if not any(nested):
+            return [check_ids(rows, self.spec.vocab_size, "ids")]
+        if not all(nested):
             raise RequestError("ids and lists of ids are mixed", field="ids", expected="one or the other")
-        checked = [check_ids(row, self.spec.vocab_size) for row in rows]
-        self._check_length(max(map(len, checked)))
-        return checked
-
-    def _check_length(self, longest: int) -> None:
-        limit = self.spec.position_limit
-        if limit is not None and longest > limit:
-            raise ContextExceeded(
-                "longer than the model's table of positions", field="ids", expected=f"at most {limit} tokens", got=longest
-            )
-        if longest > self.spec.max_positions:
-            warn_once(self.transformer, longest)
+        return [check_ids(row, self.spec.vocab_size, f"ids/{i}") for i, row in enumerate(rows)]
 
     def score(self, text: str | Sequence[int]) -> Score:
         """Log-probability of each token of a text (or of ids).
@@ -141,7 +135,6 @@ class Model:
             RequestError: nothing to score, or no tokenizer for a text.
         """
         ids = self.encode_prompt(text)
-        self._check_length(len(ids))
         return Score(ids, score_ids(self.transformer, ids))
 
     # ── text ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -150,7 +143,7 @@ class Model:
         self,
         prompt: Prompt | Sequence[Prompt],
         *,
-        max_tokens: int = 256,
+        max_tokens: int | None = 256,
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -159,7 +152,7 @@ class Model:
         frequency_penalty: float | None = None,
         presence_penalty: float | None = None,
         logit_bias: Mapping[int, float] | None = None,
-        stop: str | Sequence[str | int] | None = None,
+        stop: str | int | Sequence[str | int] | None = None,
         seed: int | None = None,
         n: int = 1,
         logprobs: int | None = None,
@@ -170,7 +163,7 @@ class Model:
         Args:
             prompt: a text, messages (``[{"role": …, "content": …}, …]``), ids, or a list of any of these. Strings
                 that look like control tokens are plain text. An empty text starts from the tokenizer's BOS.
-            max_tokens: most tokens to produce.
+            max_tokens: most tokens to produce; None for as many as the model was trained for.
             temperature: 0 is greedy; None is the checkpoint's own setting, as for the next ones.
             top_k, top_p, min_p: keep the k best, the likeliest that reach p, those at least p times as likely as the best.
             repetition_penalty: > 1 makes tokens of prompt and answer less likely again.
@@ -188,10 +181,9 @@ class Model:
             RequestError: an argument that makes no sense, by name.
             ContextExceeded: a prompt longer than a learned table of positions.
         """
-        several = self._is_list(prompt)
         run = self._run(
-            list(prompt) if several else [prompt],
-            later,
+            prompt,
+            **later,
             max_tokens=max_tokens,
             temperature=temperature,
             top_k=top_k,
@@ -209,7 +201,7 @@ class Model:
         for _ in run:
             pass
         results = run.results()
-        return results if several or n > 1 else results[0]
+        return results if self._is_list(prompt) or n > 1 else results[0]
 
     def stream(self, prompt: Prompt, **arguments: Any) -> Stream:
         """Continue one prompt and hand out text as it is finished, character by character whole.
@@ -219,55 +211,67 @@ class Model:
         """
         if self._is_list(prompt):
             raise RequestError("one prompt is streamed at a time", field="prompt", hint="Use generate for a list.")
-        later = {name: arguments.pop(name) for name in _LATER if name in arguments}
         if arguments.get("n", 1) != 1:
             raise RequestError("one answer is streamed at a time", field="n", expected=1, got=arguments["n"])
-        return Stream(self._run([prompt], later, **arguments))
+        return Stream(self._run(prompt, **arguments))
 
-    def _run(self, prompts: Sequence[Any], later: Mapping[str, Any], **arguments: Any) -> Run:
-        for name, value in later.items():
+    def _run(self, prompt: Prompt | Sequence[Prompt], **arguments: Any) -> Run:
+        for name in arguments.keys() - _SETTINGS:
             if name not in _LATER:
                 raise RequestError("unknown argument", field=name)
-            if value != _LATER[name]:
+            if (value := arguments.pop(name)) != _LATER[name]:
                 raise RequestError("not supported yet", field=name, expected=_LATER[name], got=value)
         sampling = resolve_sampling(self.settings, self.spec.vocab_size, **arguments)
-        return Run(self.transformer, self.tokenizer, [self.encode_prompt(prompt) for prompt in prompts], sampling)
+        return Run(self.transformer, self.tokenizer, self._encode_prompts(prompt), sampling)
 
-    def encode_prompt(self, prompt: Prompt) -> list[int]:
+    def _encode_prompts(self, prompt: Prompt | Sequence[Prompt]) -> list[list[int]]:
+        """The ids of one prompt, or of each of several."""
+        if not self._is_list(prompt):
+            return [self.encode_prompt(prompt)]  # type: ignore[arg-type]
+        return [self.encode_prompt(one, f"prompt/{i}") for i, one in enumerate(_plain(prompt))]
+
+    def encode_prompt(self, prompt: Prompt, field: str = "prompt") -> list[int]:
         """The ids that a prompt stands for: text, messages through the chat template, or ids as they are.
+
+        Args:
+            field: what an error calls it.
 
         Raises:
             RequestError: nothing there, or no tokenizer for it.
             TemplateError: messages that the chat template refuses, or no template.
         """
-        if isinstance(prompt, Tensor):
-            prompt = prompt.tolist()
-        if isinstance(prompt, str):
-            ids = self._tokenizer().encode(prompt)
-            bos = self._tokenizer().bos_id
-            return ids if ids or bos is None else [bos]
-        items: list[Any] = list(prompt)
+        items = _plain(prompt)
+        if isinstance(items, str):
+            tokenizer = self._tokenizer(field)
+            ids = tokenizer.encode(items)
+            if not ids and tokenizer.bos_id is None:
+                hint = "This model has no token to begin a text with."
+                raise RequestError("the prompt is empty", field=field, hint=hint)
+            return ids or [tokenizer.bos_id]  # type: ignore[list-item]
+        if not isinstance(items, (list, tuple)):
+            raise RequestError("not a prompt", field=field, expected="text, messages or token ids", got=items)
         if not items:
-            raise RequestError("the prompt is empty", field="prompt")
+            raise RequestError("the prompt is empty", field=field)
         if all(isinstance(item, Mapping) for item in items):
-            return self._tokenizer().chat(items)
-        return check_ids(items, self.spec.vocab_size)
+            return self._tokenizer(field).chat(items)
+        return check_ids(items, self.spec.vocab_size, field)
 
-    def _tokenizer(self) -> Tokenizer:
+    def _tokenizer(self, field: str) -> Tokenizer:
         if self.tokenizer is None:
-            raise RequestError("this model came without a tokenizer", field="prompt", hint="Give token ids instead.")
+            raise RequestError("this model came without a tokenizer", field=field, hint="Give token ids instead.")
         return self.tokenizer
 
     @staticmethod
     def _is_list(prompt: Any) -> bool:
         """Whether this is a list of prompts rather than one."""
-        return isinstance(prompt, (list, tuple)) and bool(prompt) and isinstance(prompt[0], (str, list, tuple, Tensor))
+        items = _plain(prompt)
+        return isinstance(items, (list, tuple)) and bool(items) and isinstance(_plain(items[0]), (str, list, tuple))
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────
 
     def trace(
         self,
-        prompt: Prompt | Sequence[Sequence[int]],
+        prompt: Prompt | Sequence[Prompt],
         *names: str,
         edits: Mapping[str, Edit] | None = None,
         max_tokens: int = 0,
@@ -277,16 +281,19 @@ class Model:
         Args:
             prompt: as for :meth:`generate`; several texts must be of equal length.
             names: names or patterns (``decoder.layers.*.attn.weights``); ``cutaway show --taps`` lists them.
-            edits: name or pattern → function of the tensor; later tokens see what it gives back.
+            edits: name or pattern → function of the tensor; later tokens see what it gives back. A function is
+                called in every pass: for the prompt, then for one token after another.
             max_tokens: tokens to go on with, greedily.
 
         Raises:
             NameNotFound: a pattern matches nothing; the hint has the nearest names.
         """
-        several = self._is_list(prompt)
-        ids = [self.encode_prompt(p) for p in prompt] if several else [self.encode_prompt(prompt)]  # type: ignore[arg-type]
-        self._check_length(max(map(len, ids)) + max_tokens)
-        return trace(self.transformer, ids, names, edits, max_tokens)
+        return trace(self.transformer, self._encode_prompts(prompt), names, edits, max_tokens)
+
+
+def _plain(ids: Any) -> Any:
+    """Lists for tensors and arrays."""
+    return ids.tolist() if isinstance(ids, (Tensor, np.ndarray)) else ids
 
 
 class Stream:

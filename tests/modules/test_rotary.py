@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +12,8 @@ from hypothesis import strategies as st
 from cutaway.modules.rotary import rotary_table, rotate, speeds
 from cutaway.spec import FactorScaling, LinearScaling, Llama3Scaling, RotarySpec, YarnScaling
 from cutaway.spec.position import RotaryScaling
+from tests.reference import tiny
 
-WORKED = json.loads((Path(__file__).parent / "worked_numbers.json").read_text())
 SCALINGS: list[RotaryScaling | None] = [
     None,
     LinearScaling(4.0),
@@ -26,7 +24,7 @@ SCALINGS: list[RotaryScaling | None] = [
 
 
 def test_worked_speeds() -> None:
-    case = WORKED["rotary"]
+    case = tiny.WORKED["rotary"]
     speed, magnitude = speeds(RotarySpec(case["base"], case["d_head"]))
     assert magnitude == 1.0
     assert 2 * math.pi / float(speed[0]) == pytest.approx(case["fastest_positions_per_turn"], rel=1e-6)
@@ -39,14 +37,14 @@ def test_worked_speeds() -> None:
 
 def test_position_interpolation() -> None:
     """Every position is read as if it stood ``trained / target`` as far."""
-    case = WORKED["position_interpolation"]
+    case = tiny.WORKED["position_interpolation"]
     factor = case["target"] / case["trained"]
     plain, scaled = (speeds(RotarySpec(1e4, 128, s))[0] for s in (None, LinearScaling(factor)))
     assert (scaled / plain).tolist() == pytest.approx([case["theta_scale"]] * 64)
 
 
 def test_yarn_keeps_the_fast_and_slows_the_slow() -> None:
-    case = WORKED["yarn"]
+    case = tiny.WORKED["yarn"]
     assert case["target"] / case["trained"] == case["factor"]
     plain, _ = speeds(RotarySpec(1e6, 128))
     scaled, magnitude = speeds(RotarySpec(1e6, 128, YarnScaling(case["factor"], case["trained"])))

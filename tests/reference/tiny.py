@@ -7,6 +7,7 @@ zero) a wrong norm, cap or order changes no number that a test could see.
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from cutaway.spec import ModelSpec
 
 # Tiny tensors gain nothing from a second thread, and lose twentyfold where others compete for it.
 torch.set_num_threads(1)
+
+# Numbers that a correct implementation must reproduce; each was recomputed independently.
+WORKED = json.loads((Path(__file__).parent / "worked_numbers.json").read_text())
 
 SIZES = {
     "vocab_size": 64,

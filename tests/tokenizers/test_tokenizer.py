@@ -164,10 +164,8 @@ def test_pieces_show_bytes(either: Tokenizer):
     assert [piece.bytes for piece in pieces if piece.special] == [b"<|im_end|>"]
     assert b"".join(piece.bytes for piece in pieces).decode().removeprefix(" ").startswith("é <|im_end|>")
     for piece in pieces:
-        assert piece.start is not None
-        assert piece.end is not None
-        shown = text[piece.start : piece.end]
-        assert shown == piece.text.removeprefix(" ") or "\ufffd" in piece.text or shown in (" ", piece.text)
+        if piece.text not in ("", " ") and "\ufffd" not in piece.text:  # an added space points at the first character
+            assert text[piece.start : piece.end] == piece.text.removeprefix(" ")
 
 
 def test_bytes_of_byte_tokens():
@@ -215,7 +213,7 @@ def test_words_of_bert(tmp_path: Path):
     text = "the unaffable cats . don't"
     ids = ours.encode(text)
     assert ids == reference.encode(text).ids
-    assert ids[0] == ours.bos_id or ids[0] == 2
+    assert (ids[0], ids[-1]) == (2, 3)
     assert ours.decode(ids) == reference.decode(ids)
     assert ours.decode(ids, skip_special=False) == reference.decode(ids, skip_special_tokens=False)
 

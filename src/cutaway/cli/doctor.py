@@ -51,7 +51,7 @@ def command(ctx: click.Context, settings: Settings, /) -> None:
             mark = Cell("ok" if check.ok else "FAILED", "green" if check.ok else "bold red")
             proofs.append([mark, check.name, Cell(f"{check.difference:.1e} apart, {check.seconds:.2f} s", "dim")])
         # a path that is cut short cannot be copied
-        lines = table(rows, "lll", replace(look, width=1000))
+        lines = table(rows, "lll", replace(look, fits=False))
         lines += ["", look.paint("self-test", "bold"), *table(proofs, "lll", look, gives=1)]
         settings.emit("\n".join(lines) + "\n")
     if not good:

@@ -38,10 +38,9 @@ def describe(source: Source, look: Look) -> list[str]:
             lines.append("  the branches read the same input, side by side")
     lines += _wrapped("embed", _embedding(spec), look)
     lines += _wrapped("head", _head(spec), look)
-    memory = (
-        f"{nbytes(4 * count)} in fp32, {nbytes(2 * count)} in bf16; cache {nbytes(cache_bytes(spec))} a token in fp32"
-    )
-    return [*lines, *_wrapped("memory", [memory], look)]
+    memory = [f"{nbytes(4 * count)} in fp32", f"{nbytes(2 * count)} in bf16"]
+    memory.append(f"and {nbytes(cache_bytes(spec))} of cache a token in fp32")
+    return [*lines, *_wrapped("memory", memory, look)]
 
 
 def _wrapped(word: str, facts: list[str], look: Look) -> list[str]:

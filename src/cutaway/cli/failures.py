@@ -34,7 +34,7 @@ _MEANINGS: dict[str, tuple[str, str]] = {
     "offline": ("the network may not be used", "run once without --offline"),
     "storage": ("the system refused", "check that the path exists, its permissions, and the space on the disk"),
     "locked": ("somebody else is writing there", "wait for them, then try again"),
-    "name": ("no quantity has this name", "`cutaway show --taps` lists them all"),
+    "name": ("nothing here goes by it", "`cutaway show -v` and `cutaway show --taps` list what there is"),
     "context": ("the model has no more positions", "give a shorter text"),
     "resources": ("there is not enough memory", "try a smaller model, or --dtype bf16"),
 }

@@ -33,11 +33,13 @@ class Look:
         width: columns.
         colour: whether escape sequences are welcome.
         plain: whether only ASCII can be said.
+        fits: whether a line longer than that is a fault; in a file or pipe it is not.
     """
 
     width: int = 80
     colour: bool = False
     plain: bool = False
+    fits: bool = True
 
     @classmethod
     def of(cls, stream: TextIO, *, terminal: bool = True) -> Look:
@@ -51,7 +53,8 @@ class Look:
             plain = False
         except (UnicodeEncodeError, LookupError):
             plain = terminal
-        return cls(max(shutil.get_terminal_size().columns, 20), colour, plain)
+        fits = terminal and (stream.isatty() or "COLUMNS" in os.environ)
+        return cls(max(shutil.get_terminal_size().columns, 20), colour, plain, fits)
 
     def paint(self, text: str, style: str) -> str:
         """Text in a style, where there is colour."""
@@ -136,7 +139,7 @@ def table(rows: Sequence[Sequence[str | Cell]], align: str, look: Look, *, gives
     cells = [[Cell(c) if isinstance(c, str) else c for c in row] for row in rows]
     widths = [max((width(row[i].text) for row in cells), default=0) for i in range(len(align))]
     excess = sum(widths) + gap * (len(align) - 1) - look.width
-    if excess > 0:
+    if excess > 0 and look.fits:
         widths[gives] = max(widths[gives] - excess, 4)
     lines = []
     for row in cells:

@@ -93,7 +93,9 @@ def draw(root: Node, look: Look, *, depth: int = 99, stored: bool = False) -> li
     keep += [1] if look.width >= 72 else []
     keep = sorted(keep) + ([5] if stored else [])
     aligns = "lrrlrl"
-    head = [Cell(word, "dim") for word in ("", "shape", "parameters", "type", "stored", "name in the file")]
+    head: list[str | Cell] = [
+        Cell(word, "dim") for word in ("", "shape", "parameters", "type", "stored", "name in the file")
+    ]
     chosen = [[row[i] for i in keep] for row in [head, *rows]]
     return table(chosen, "".join(aligns[i] for i in keep), look)
 
@@ -102,26 +104,21 @@ def _walk(
     node: Node, lead: str, inner: str, depth: int, look: Look, rows: list[list[str | Cell]], stored: bool
 ) -> None:
     label = node.label.replace("–", "-") if look.plain else node.label
-    leaf = not node.children
     cross = "x" if look.plain else "×"
-    shape, types, size = "", "", ""
-    count = sum(part.numel for part in node.parts)
+    folded = node.times > 1 and node.label.startswith("layers")
+    one = 1 if folded else node.times  # a folded node says what all its layers have, what is inside it what one has
+    count = sum(part.numel for part in node.parts) // one
+    size = sum(part.nbytes for part in node.parts) / one
+    leaf = not node.children
+    types, shape = "", f"{node.times} {cross} {rounded(count // node.times)}" if folded else ""
     if leaf and node.parts:
         shape = f" {cross} ".join(map(str, node.parts[0].shape)) or "one number"
-        count = node.parts[0].numel
         types = "/".join(sorted({part.type for part in node.parts}))
-        size = _sizes([part.nbytes for part in node.parts], look)
-    elif node.parts:
-        folded = node.label.startswith("layers")
-        per = 1 if folded or node.times == 1 else node.times
-        count //= per
-        label += f"  {node.times} {cross} {rounded(count // node.times)}" if folded else ""
-        total = sum(part.nbytes for part in node.parts)
-        size = nbytes(total / per) if node.times == 1 or folded else _sizes(_by_layer(node), look)
+    about = "~" if not folded and len(set(_by_layer(node))) > 1 else ""  # layers differ: the mean
     name = Cell(f"{lead}{label}  {node.note}".rstrip(), "" if leaf else "bold")
     file = node.parts[0].stored if leaf and node.parts and stored else ""
-    number = f"{count:,}" if node.parts else ""
-    rows.append([name, Cell(shape, "cyan"), number, Cell(types, "yellow"), size, Cell(file, "dim")])
+    number, stored_size = (f"{count:,}", about + nbytes(size)) if node.parts else ("", "")
+    rows.append([name, Cell(shape, "cyan"), number, Cell(types, "yellow"), stored_size, Cell(file, "dim")])
     if depth <= 0:
         return
     tee, elbow, bar_ = _GUIDES[look.plain]
@@ -131,14 +128,10 @@ def _walk(
 
 
 def _by_layer(node: Node) -> list[int]:
-    """Bytes of an inner node in each of the layers folded into it."""
-    return [sum(child.parts[i].nbytes for child in node.children) for i in range(node.times)]
-
-
-def _sizes(sizes: list[int], look: Look) -> str:
-    """One size, or the smallest and the largest."""
-    low, high = min(sizes), max(sizes)
-    return nbytes(low) if low == high else f"{nbytes(low)}{'-' if look.plain else '–'}{nbytes(high)}"
+    """Bytes of a node in each of the layers folded into it."""
+    if node.children:
+        return [sum(sizes) for sizes in zip(*map(_by_layer, node.children), strict=False)]
+    return [part.nbytes for part in node.parts] if node.times > 1 else []
 
 
 def by_type(parts: Sequence[Part]) -> dict[str, tuple[int, int, int]]:
@@ -171,4 +164,4 @@ def draw_list(parts: Sequence[Part], look: Look, *, stored: bool = False) -> lis
         shape = Cell(cross.join(map(str, part.shape)) or "one number", "cyan")
         rows.append([part.name, shape, Cell(part.type, "yellow"), nbytes(part.nbytes), Cell(part.stored, "dim")])
     keep = 5 if stored else 4
-    return table([row[:keep] for row in rows], "lrlrl"[:keep], look)
+    return table([row[:keep] for row in rows], "lrlrl"[:keep], look, gives=4 if stored else 0)

@@ -55,7 +55,7 @@ def config_from_metadata(
             continue
         word = key[len(prefix) :]
         if word in names:
-            config[names[word]] = _plain(value, key, path)
+            config[names[word]] = _plain(value, key, path, metadata.get(f"{prefix}block_count"))
         elif not word.startswith(_HANDLED):
             raise ConfigError("unknown setting", path=path, field=key, got=value)
     if config["vocab_size"] != rows:
@@ -73,11 +73,13 @@ def config_from_metadata(
     return config
 
 
-def _plain(value: Any, key: str, path: str | None) -> Any:
-    """Per-layer lists are read where all layers agree."""
+def _plain(value: Any, key: str, path: str | None, n_layers: Any = None) -> Any:
+    """Per-layer lists are read where there is one entry a layer and all agree."""
     if isinstance(value, (str, int, float, bool)):
         return _shortest(value)
     entries = np.asarray(value).tolist()
+    if len(entries) != n_layers:
+        raise ConfigError("one entry a layer is needed", path=path, field=key, expected=n_layers, got=len(entries))
     if len(set(map(str, entries))) != 1:
         raise ConfigError("values that differ by layer are not supported", path=path, field=key, got=entries[:8])
     return _shortest(entries[0])

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from cutaway.errors import ContextExceeded, RequestError
-from cutaway.generation.params import Sampling
-from cutaway.generation.session import Session
+from cutaway.errors import RequestError
+from cutaway.generation.params import Sampling, check_ids
+from cutaway.generation.session import CHUNK, Session, check_length
 from cutaway.generation.stop import StopText
 from cutaway.models import Transformer
 from cutaway.tokenizers.stream import DecodeStream
@@ -53,14 +53,14 @@ class Generation:
         text: up to, and without, what ended it. Empty where there is no tokenizer.
         tokens: every produced id, an end token included.
         finish_reason: ``"stop"`` (an end token or stop text) or ``"length"`` (max_tokens, or the end of a
-            learned table of positions).
+            learned table of positions); None while it is not finished.
         logprobs: one entry a token, if asked for.
         choice: which of the prompt's ``n`` choices it is.
     """
 
     text: str
     tokens: list[int]
-    finish_reason: str
+    finish_reason: str | None
     usage: Usage
     logprobs: list[TokenLogprob] | None = None
     choice: int = 0
@@ -83,31 +83,15 @@ class Row:
     def take(self, token: int, stop_ids: frozenset[int]) -> str:
         """Take the next token; give back text that can be shown, and note if this was the end."""
         self.tokens.append(token)
-        if token in stop_ids:
-            self.finish_reason = "stop"
-        elif self.decoder is not None:
-            piece = self.gate.push(self.decoder.push(token))
-            if self.gate.stopped:
-                self.finish_reason = "stop"
-                return self._show(piece)
-            if len(self.tokens) >= self.max_tokens:
-                self.finish_reason = "length"
-                piece += self._rest()
-            return self._show(piece)
-        elif len(self.tokens) >= self.max_tokens:
-            self.finish_reason = "length"
-        return self._show(self._rest()) if self.finish_reason else ""
-
-    def _rest(self) -> str:
-        """What was still held back, at the end."""
-        if self.decoder is None:
-            return ""
-        piece = self.gate.push(self.decoder.flush())
+        ended = token in stop_ids
+        piece = "" if ended or self.decoder is None else self.gate.push(self.decoder.push(token))
+        if not self.gate.stopped and (ended or len(self.tokens) >= self.max_tokens):
+            self.finish_reason = "stop" if ended else "length"
+            # What was held back comes out: the bytes of half a character, and text that became no stop after all.
+            piece += "" if self.decoder is None else self.gate.push(self.decoder.flush())
+            piece += self.gate.flush()
         if self.gate.stopped:
             self.finish_reason = "stop"
-        return piece + self.gate.flush()
-
-    def _show(self, piece: str) -> str:
         self.pieces.append(piece)
         return piece
 
@@ -116,7 +100,7 @@ class Row:
         return Generation(
             text="".join(self.pieces),
             tokens=list(self.tokens),
-            finish_reason=self.finish_reason or "length",
+            finish_reason=self.finish_reason,
             usage=Usage(len(self.prompt), len(self.tokens)),
             logprobs=list(self.logprobs) if with_logprobs else None,
             choice=self.choice,
@@ -124,7 +108,7 @@ class Row:
 
 
 class Run:
-    """Prompts being continued together. Iterating yields (row, text) as text becomes ready.
+    """Prompts being continued together. Iterating, once, yields (row, text) as text becomes ready.
 
     Args:
         model: what generates.
@@ -156,26 +140,27 @@ class Run:
             for prompt in self._prompts
             for choice in range(sampling.n)
         ]
+        for row in self.rows:
+            if not row.max_tokens:
+                row.finish_reason = "length"
+        self._steps = self._loop()
 
     def _room(self, prompt: list[int]) -> int:
         """Tokens that may be produced. The last is only predicted, never read, so it needs no position."""
-        limit = self._model.spec.position_limit
-        if limit is None:
-            return self._sampling.max_tokens
-        if len(prompt) > limit:
-            raise ContextExceeded(
-                "the prompt is longer than the model's table of positions",
-                field="prompt",
-                expected=f"at most {limit} tokens",
-                got=len(prompt),
-            )
-        return min(self._sampling.max_tokens, limit - len(prompt) + 1)
+        check_length(self._model, len(prompt), "prompt")
+        spec, most = self._model.spec, self._sampling.max_tokens
+        if most is None:
+            return max(1, (spec.position_limit or spec.max_positions) - len(prompt) + 1)
+        return most if spec.position_limit is None else min(most, spec.position_limit - len(prompt) + 1)
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
-        if not self._sampling.max_tokens:
+        return self._steps
+
+    def _loop(self) -> Iterator[tuple[int, str]]:
+        if not self.rows or self.rows[0].finish_reason:
             return
         n = self._sampling.n
-        capacity = max(map(len, self._prompts)) + min(self._sampling.max_tokens, 256)
+        capacity = max(len(row.prompt) + min(row.max_tokens, 256) for row in self.rows)
         session = Session(self._model, len(self._prompts), capacity)
         logits = session.feed(self._prompts)
         if n > 1:
@@ -183,11 +168,9 @@ class Run:
             session.select([row for row in range(len(self._prompts)) for _ in range(n)])
         live = list(range(len(self.rows)))  # which row of self.rows each row of the session is
         while True:
-            for place, token in self._choose(logits, live):
-                row = self.rows[live[place]]
-                piece = row.take(token, self._sampling.stop_ids)
-                if piece or row.finish_reason:
-                    yield live[place], piece
+            for index, piece in self._choose(logits, live):
+                if piece or self.rows[index].finish_reason:
+                    yield index, piece
             going = [place for place, index in enumerate(live) if self.rows[index].finish_reason is None]
             if not going:
                 return
@@ -198,18 +181,20 @@ class Run:
                 [self.rows[index].tokens[-1:] if self.rows[index].finish_reason is None else [] for index in live]
             )
 
-    def _choose(self, logits: Tensor, live: list[int]) -> list[tuple[int, int]]:
-        """(row of the session, next token) for each row that goes on."""
+    def _choose(self, logits: Tensor, live: list[int]) -> list[tuple[int, str]]:
+        """Give each row that goes on its next token: (row, text that can be shown)."""
         going = [place for place, index in enumerate(live) if self.rows[index].finish_reason is None]
         rows = [self.rows[live[place]] for place in going]
-        logits = logits[going]
+        if len(going) < len(live):
+            logits = logits[going]
         tokens = self._sampling.choose(
             logits, [row.prompt for row in rows], [row.tokens for row in rows], [row.choice for row in rows]
         )
         if self._sampling.logprobs is not None:
             for row, entry in zip(rows, token_logprobs(logits, tokens, self._sampling.logprobs), strict=True):
                 row.logprobs.append(entry)
-        return list(zip(going, tokens, strict=True))
+        pieces = [row.take(token, self._sampling.stop_ids) for row, token in zip(rows, tokens, strict=True)]
+        return [(live[place], piece) for place, piece in zip(going, pieces, strict=True)]
 
     def results(self) -> list[Generation]:
         """Each row's outcome so far."""
@@ -219,33 +204,22 @@ class Run:
 def token_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
     """Log-probabilities of chosen tokens and of the likeliest ones. [rows, vocab]"""
     logprobs = logits.float().log_softmax(-1)
+    chosen = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
     best = logprobs.topk(min(top, logprobs.shape[1]))
     return [
-        TokenLogprob(token, float(row[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))
-        for token, row, ids, values in zip(tokens, logprobs, best.indices, best.values, strict=True)
+        TokenLogprob(token, logprob, tuple(zip(ids, values, strict=True)))
+        for token, logprob, ids, values in zip(tokens, chosen, best.indices.tolist(), best.values.tolist(), strict=True)
     ]
-
-
-def check_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
-    """A prompt's ids, if they are usable.
-
-    Raises:
-        RequestError: empty, or an id outside the vocabulary.
-    """
-    if not len(ids):
-        raise RequestError("the prompt is empty", field="prompt", hint="This model has no token to begin a text with.")
-    for place, token in enumerate(ids):
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-            raise RequestError(
-                "not a token of this vocabulary", field=f"prompt/{place}", expected=f"0…{vocab_size - 1}", got=token
-            )
-    return list(ids)
 
 
 @torch.no_grad()
 def score_ids(model: Transformer, ids: Sequence[int]) -> list[float | None]:
     """Log-probability of each token given those before it; None for the first, which has nothing before it."""
-    checked = check_ids(ids, model.spec.vocab_size)
-    logits = model(torch.tensor([checked]))[0, :-1].float()
-    chosen = logits.log_softmax(-1).gather(1, torch.tensor(checked[1:], device=logits.device)[:, None])[:, 0]
-    return [None, *chosen.tolist()]
+    ids = check_ids(ids, model.spec.vocab_size)
+    check_length(model, len(ids), "prompt")
+    hidden = model.hidden(torch.tensor([ids]))[0, :-1]
+    scores: list[float | None] = [None]
+    for start in range(0, len(ids) - 1, CHUNK):  # logits of a long text, with a large vocabulary, are gigabytes
+        piece = model.unembed(hidden[None, start : start + CHUNK])[0]
+        scores += [entry.logprob for entry in token_logprobs(piece, ids[start + 1 : start + 1 + CHUNK], 0)]
+    return scores

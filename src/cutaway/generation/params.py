@@ -53,7 +53,9 @@ class Sampling:
         x = logits.float()
         steps.check_finite(x)
         if self.repetition_penalty != 1:
-            x = steps.repetition_penalty(x, [[*p, *q] for p, q in zip(prompts, produced, strict=True)], self.repetition_penalty)
+            x = steps.repetition_penalty(
+                x, [[*p, *q] for p, q in zip(prompts, produced, strict=True)], self.repetition_penalty
+            )
         if self.frequency_penalty or self.presence_penalty:
             x = steps.count_penalties(x, produced, self.frequency_penalty, self.presence_penalty)
         if self.logit_bias:
@@ -110,7 +112,9 @@ def resolve(
         top_k=_whole("top_k", own.top_k if top_k is None else top_k, 0),
         top_p=_number("top_p", own.top_p if top_p is None else top_p, 0, 1),
         min_p=_number("min_p", 0.0 if min_p is None else min_p, 0, 1),
-        repetition_penalty=_number("repetition_penalty", 1.0 if repetition_penalty is None else repetition_penalty, 1e-6),
+        repetition_penalty=_number(
+            "repetition_penalty", 1.0 if repetition_penalty is None else repetition_penalty, 1e-6
+        ),
         frequency_penalty=_number("frequency_penalty", 0.0 if frequency_penalty is None else frequency_penalty),
         presence_penalty=_number("presence_penalty", 0.0 if presence_penalty is None else presence_penalty),
         logit_bias=_biases(logit_bias, vocab_size),
@@ -153,7 +157,9 @@ def _number(name: str, value: object, low: float = -math.inf, high: float = math
     fits = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
     # A whole number too large for a float is as little use as infinity, and NaN is in no range.
     if not fits or not -_HUGE <= value <= _HUGE:  # type: ignore[operator]
-        wanted = "a number" if low == -high else f"a number ≥ {low}" if high == math.inf else f"a number in {low}…{high}"
+        wanted = (
+            "a number" if math.isinf(low) else f"a number ≥ {low}" if high == math.inf else f"a number in {low}…{high}"
+        )
         raise RequestError("not a number in range", field=name, expected=wanted, got=value)
     return float(value)  # type: ignore[arg-type]
 

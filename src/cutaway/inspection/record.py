@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from torch import Tensor
+
+from cutaway.errors import RequestError
 
 Edit: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -15,10 +17,10 @@ class Recorder:
 
     Args:
         names: full names to keep.
-        edits: full name → what the computation goes on with instead. Edits come before keeping.
+        edits: full name → what the computation goes on with instead, one edit after another. They come before keeping.
     """
 
-    def __init__(self, names: Collection[str], edits: Mapping[str, Edit] | None = None) -> None:
+    def __init__(self, names: Collection[str], edits: Mapping[str, Sequence[Edit]] | None = None) -> None:
         self._names = frozenset(names)
         self._edits = dict(edits or {})
         every = self._names | set(self._edits)
@@ -34,9 +36,18 @@ class Recorder:
         return name in self._names or name in self._edits
 
     def __call__(self, name: str, value: Tensor) -> Tensor:
-        """Edit, keep, hand on."""
-        if name in self._edits:
-            value = self._edits[name](value)
+        """Edit, keep, hand on.
+
+        Raises:
+            RequestError: an edit gives back something of another shape.
+        """
+        for edit in self._edits.get(name, ()):
+            edited = edit(value)
+            if not isinstance(edited, Tensor) or edited.shape != value.shape:
+                got = list(edited.shape) if isinstance(edited, Tensor) else type(edited).__name__
+                wanted = f"a tensor of shape {list(value.shape)}"
+                raise RequestError("an edit gave back something else", field=name, expected=wanted, got=got)
+            value = edited
         if name in self._names:
             self.kept[name].append(value)
         return value

@@ -24,7 +24,10 @@ def attend(
 ) -> QueryByHead:
     """softmax(scale · q kᵀ + mask) v, by PyTorch's fused kernels."""
     if spec.soft_cap is not None:  # the fused kernels know no caps
-        return _in_pieces(lambda piece, start, stop: explicit(piece, k, v, spec, plan, dropout, start, stop), q, k)
+        # Every head has scores of its own here.
+        return _in_pieces(
+            lambda piece, start, stop: explicit(piece, k, v, spec, plan, dropout, start, stop), q, k, spec.n_heads
+        )
     grouped = spec.n_kv_heads != spec.n_heads
     scale = spec.score_scale
     if plan.kind is not MaskKind.RULE:
@@ -44,10 +47,10 @@ def attend(
     return _in_pieces(piecewise, q, k)
 
 
-def _in_pieces(compute: Callable[[Tensor, int, int], Tensor], q: Tensor, k: Tensor) -> Tensor:
-    """Over slices of the queries, so small that a slice's mask stays within its budget."""
+def _in_pieces(compute: Callable[[Tensor, int, int], Tensor], q: Tensor, k: Tensor, each: int = 1) -> Tensor:
+    """Over slices of the queries, so small that ``each`` numbers a query and key stay within the mask's budget."""
     n = q.shape[2]
-    step = max(1, LARGEST_MASK // max(1, q.shape[0] * k.shape[2]))
+    step = max(1, LARGEST_MASK // max(1, q.shape[0] * k.shape[2] * each))
     if step >= n:
         return compute(q, 0, n)
     return torch.cat([compute(q[:, :, i : i + step], i, min(i + step, n)) for i in range(0, n, step)], dim=2)

@@ -37,11 +37,11 @@ class Norm(nn.Module):
         if tap is not None:
             scale = tap("norm_scale", scale)
         y = full * scale
-        if spec.cast == "before":
+        if spec.kind == "rms" and spec.cast == "before":
             y = y.to(x.dtype) * (self.weight + spec.offset if spec.offset else self.weight)
-        else:
-            y = (y * (self.weight.float() + spec.offset)).to(x.dtype)
-        return y if self.bias is None else y + self.bias
+            return y if self.bias is None else y + self.bias
+        y = y * (self.weight.float() + spec.offset)
+        return (y if self.bias is None else y + self.bias.float()).to(x.dtype)
 
 
 def norm_or_identity(spec: NormSpec | None, width: int) -> nn.Module:

@@ -16,7 +16,8 @@ class NormSpec:
         bias: whether a learned shift follows.
         offset: added to the stored weight: 1.0 for Gemma, which stores the weight minus one.
         cast: in half precision, whether the normalised vector is cast down ``"before"`` the product with
-            the weight (Llama, T5) or ``"after"`` it (Gemma, OLMo 2). No difference in fp32.
+            the weight (Llama, T5) or ``"after"`` it (Gemma, OLMo 2). No difference in fp32, and none for
+            LayerNorm, which everybody casts at the end.
     """
 
     kind: Literal["layer", "rms"]

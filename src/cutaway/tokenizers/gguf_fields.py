@@ -74,9 +74,11 @@ class Fields:
         if len(row) != length:
             raise self.error(key, "length differs from the tokens", expected=length, got=len(row))
         try:
-            values = np.asarray(row, dtype=np.float64)
+            values = np.asarray(row)
         except (TypeError, ValueError, OverflowError) as error:
             raise self.error(key, "holds something that is no number") from error
+        if values.dtype.kind not in "iuf" or values.ndim != 1:
+            raise self.error(key, "holds something that is no number")
         if not np.isfinite(values).all():
             at = int(np.flatnonzero(~np.isfinite(values))[0])
             raise self.error(f"{key}[{at}]", "is not finite", got=values[at])

@@ -9,7 +9,7 @@ from os import PathLike
 from typing import Any, TypeAlias
 
 import tokenizers
-from cutaway.errors import TokenizerError
+from cutaway.errors import CutawayError, TokenizerError
 
 __all__ = ["Component", "component", "components", "rust_errors"]
 
@@ -24,7 +24,7 @@ def rust_errors(what: str, *, path: str | PathLike[str] | None = None, field: st
     """
     try:
         yield
-    except TokenizerError:
+    except CutawayError:
         raise
     except Exception as error:
         raise TokenizerError(what, path=path, field=field, got=str(error)) from error

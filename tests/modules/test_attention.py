@@ -1,0 +1,325 @@
+"""Attention: its two ways, who may read whom, and what it costs for a long text."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from cutaway.cache import MaskKind, MaskPlan, allowed, new_cache
+from cutaway.cache import mask as mask_module
+from cutaway.cache.mask import plan_mask
+from cutaway.models import Transformer
+from cutaway.modules.attend import attend, explicit
+from cutaway.modules.tap import Tap
+from cutaway.spec import AttentionSpec, MaskRule
+from tests.reference import tiny
+
+CPU = torch.device("cpu")
+
+
+def positions_of(*rows: list[int]) -> Tensor:
+    return torch.tensor(rows)
+
+
+def plan_of(rule: MaskRule, queries: Tensor, keys: Tensor | None = None, segments: Tensor | None = None) -> MaskPlan:
+    return plan_mask(rule, queries, queries if keys is None else keys, segments, segments, CPU)
+
+
+def random_heads(batch: int, n: int, spec: AttentionSpec, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(batch, heads, n, spec.d_head) for heads in (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)]
+    q, k, v = (torch.randn(shape, generator=generator) for shape in shapes)
+    return q, k, v
+
+
+def by_hand(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, mask: Tensor) -> Tensor:
+    """One query and head at a time, in double precision."""
+    z = torch.zeros(q.shape, dtype=torch.double)
+    for b, h, i in torch.cartesian_prod(*map(torch.arange, q.shape[:3])).tolist():
+        source = h // (spec.n_heads // spec.n_kv_heads)
+        keys = [j for j in range(k.shape[2]) if mask[b, 0, i, j]]
+        if not keys:
+            continue
+        scores = (k[b, source, keys].double() @ q[b, h, i].double()) * spec.score_scale
+        if spec.soft_cap is not None:
+            scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+        weights = torch.exp(scores - scores.max())
+        z[b, h, i] = (weights / weights.sum()) @ v[b, source, keys].double()
+    return z.float()
+
+
+# ---- what is computed ------------------------------------------------------------------------------------
+
+
+def test_worked_softmax() -> None:
+    """Four keys whose scores are 4, 22, 36 and 30, with and without the root of the width."""
+    case = tiny.WORKED["softmax"]
+    k = torch.zeros(1, 1, 4, 4)
+    k[..., 0] = torch.tensor(case["scores"], dtype=torch.float32)
+    v = torch.eye(4).view(1, 1, 4, 4)  # so that what comes out are the weights
+    q = torch.tensor([1.0, 0.0, 0.0, 0.0]).view(1, 1, 1, 4)
+    plan = plan_of(MaskRule(), positions_of([3]), positions_of([0, 1, 2, 3]))
+    for scale, key, within in ((1.0, "weights", 1e-6), (64**-0.5, "weights_over_sqrt_64", 1e-4)):
+        spec = AttentionSpec(1, 1, 4, scale=scale)
+        for z in (explicit(q, k, v, spec, plan), attend(q, k, v, spec, plan, 0.0)):
+            assert z.flatten().tolist() == pytest.approx(case[key], abs=within)
+
+
+SPECS = {
+    "plain": AttentionSpec(4, 4, 8),
+    "grouped": AttentionSpec(4, 2, 8),
+    "one key head": AttentionSpec(4, 1, 8, scale=0.2),
+    "window": AttentionSpec(4, 2, 8, mask=MaskRule(window=5)),
+    "both ways": AttentionSpec(4, 2, 8, mask=MaskRule(causal=False)),
+    "window both ways": AttentionSpec(4, 2, 8, mask=MaskRule(causal=False, window=4)),
+    "capped": AttentionSpec(4, 2, 8, soft_cap=1.5),
+    "capped window": AttentionSpec(4, 2, 8, soft_cap=1.5, mask=MaskRule(window=5)),
+}
+ROWS = {
+    "whole": positions_of([*range(12)], [*range(12)]),
+    "later": positions_of([*range(5, 17)], [*range(12)]),
+    "padded": positions_of([-1, -1, -1, *range(9)], [*range(7), -1, -1, -1, -1, -1]),
+    "pads only": positions_of([-1] * 12, [*range(12)]),
+}
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", SPECS)
+def test_definition(name: str, rows: str) -> None:
+    """Fused, explicit and by hand are one thing; a pad gets zero."""
+    spec, positions = SPECS[name], ROWS[rows]
+    q, k, v = random_heads(2, 12, spec)
+    plan = plan_of(spec.mask, positions)
+    wanted = by_hand(q, k, v, spec, allowed(spec.mask, positions, positions))
+    for z in (attend(q, k, v, spec, plan, 0.0), explicit(q, k, v, spec, plan)):
+        torch.testing.assert_close(z, wanted, atol=2e-6, rtol=1e-5)
+        assert bool((z.transpose(1, 2)[positions < 0] == 0).all())
+
+
+@pytest.mark.parametrize("way", [attend, explicit])
+@pytest.mark.parametrize("name", SPECS)
+def test_a_pad_has_no_gradient(name: str, way) -> None:  # type: ignore[no-untyped-def]
+    """Neither NaN nor any pull from a query that reads nothing, nor on a key that nobody reads."""
+    spec, positions = SPECS[name], ROWS["padded"]
+    heads = [x.requires_grad_() for x in random_heads(2, 12, spec)]
+    way(*heads, spec, plan_of(spec.mask, positions), 0.0).sum().backward()
+    for x in heads:
+        assert x.grad is not None
+        assert bool(x.grad.isfinite().all())
+        assert bool((x.grad.transpose(1, 2)[positions < 0] == 0).all())
+    assert bool((heads[2].grad.transpose(1, 2)[positions >= 0] != 0).any())
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass too long for a whole mask is cut, and nothing changes."""
+    from cutaway.modules import attend as attend_module
+
+    spec, positions = SPECS[name], ROWS["padded"]
+    q, k, v = random_heads(2, 12, spec)
+    whole = attend(q, k, v, spec, plan_of(spec.mask, positions), 0.0)
+    for largest in (1, 30, 100):
+        monkeypatch.setattr(mask_module, "LARGEST_MASK", largest)
+        monkeypatch.setattr(attend_module, "LARGEST_MASK", largest)
+        plan = plan_of(spec.mask, positions)
+        assert plan.mask is None
+        torch.testing.assert_close(attend(q, k, v, spec, plan, 0.0), whole, atol=1e-6, rtol=1e-5)
+
+
+# ---- who may read whom -----------------------------------------------------------------------------------
+
+
+def test_mask_by_rule() -> None:
+    positions = positions_of([0, 1, 2, 3, -1])
+    causal = allowed(MaskRule(), positions, positions)[0, 0]
+    assert causal.int().tolist() == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [0] * 5]
+    window = allowed(MaskRule(window=2), positions, positions)[0, 0]
+    assert window.int().tolist() == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0] * 5]
+    near = allowed(MaskRule(causal=False, window=2), positions, positions)[0, 0]
+    assert near.int().tolist() == [[1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [0, 1, 1, 1, 0], [0, 0, 1, 1, 0], [0] * 5]
+    segments = positions_of([0, 0, 1, 1, 1])
+    apart = allowed(MaskRule(), positions, positions, segments, segments)[0, 0]
+    assert apart.int().tolist() == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0] * 5]
+
+
+ALL, LAST = list(range(6)), [5]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule", "queries", "keys", "segments"),
+    [
+        ("causal", MaskRule(), ALL, ALL, None),
+        ("causal", MaskRule(window=6), ALL, ALL, None),
+        ("rule", MaskRule(window=5), ALL, ALL, None),
+        ("full", MaskRule(causal=False), ALL, ALL, None),
+        ("full", MaskRule(causal=False, window=6), ALL, ALL, None),
+        ("rule", MaskRule(causal=False, window=5), ALL, ALL, None),
+        ("full", MaskRule(), LAST, ALL, None),
+        ("full", MaskRule(window=6), LAST, ALL, None),
+        ("rule", MaskRule(window=5), LAST, ALL, None),
+        ("full", MaskRule(), LAST, [5, 0, 3], None),  # a ring's slots stand in any order
+        ("rule", MaskRule(), [3, 4, 5], ALL, None),  # a later part: not aligned at the top left
+        ("rule", MaskRule(), [0, 2, 1], [0, 2, 1], None),
+        ("rule", MaskRule(), [-1, 0, 1], [-1, 0, 1], None),
+        ("rule", MaskRule(), LAST, [0, 1, -1, 5], None),
+        ("rule", MaskRule(), ALL, ALL, [0, 0, 0, 1, 1, 1]),
+        ("rule", MaskRule(causal=False), [-1, 0], [-1, 0], None),
+    ],
+)
+def test_short_cuts(kind: str, rule: MaskRule, queries: list[int], keys: list[int], segments: list[int] | None) -> None:
+    """FULL and CAUSAL are taken where they mean what the rule means, and only there."""
+    q, k = positions_of(queries), positions_of(keys)
+    marks = None if segments is None else positions_of(segments)
+    plan = plan_mask(rule, q, k, marks, marks, CPU)
+    assert plan.kind is MaskKind(kind)
+    mask = allowed(rule, q, k, marks, marks)[0, 0]
+    if plan.kind is MaskKind.FULL:
+        assert bool(mask.all())
+    if plan.kind is MaskKind.CAUSAL:
+        assert torch.equal(mask, torch.ones_like(mask).tril())
+
+
+def test_short_cuts_hold_for_every_row() -> None:
+    ragged = positions_of([2, 3, 4], [0, 1, 2])
+    assert plan_of(MaskRule(), ragged).kind is MaskKind.RULE
+    assert plan_of(MaskRule(), positions_of([0, 1, 2], [0, 1, 2])).kind is MaskKind.CAUSAL
+    one_step = plan_of(MaskRule(), positions_of([5], [3]), positions_of([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, -1, -1]))
+    assert one_step.kind is MaskKind.RULE
+
+
+def test_kinds_on_the_way_through_a_cache() -> None:
+    """Prompt causal, single steps full, a later part by rule; a ring by rule once it holds more than a window."""
+    model = tiny.transformer("gemma3")  # windows of 8 around a global layer
+    cache = model.new_cache(capacity=64)
+    seen = []
+    with torch.no_grad():
+        for part in tiny.ids(1, 20).split([6, 1, 4, 1, 8], 1):
+            model(part, cache=cache)
+            seen.append([cache.layer(i).plan.kind.value for i in (0, 1)])
+    assert seen == [["causal", "causal"], ["full", "full"], ["rule", "rule"], ["rule", "full"], ["rule", "rule"]]
+
+
+# ---- heads -----------------------------------------------------------------------------------------------
+
+
+class Watch:
+    """Notes what it is asked for under full names; may put something else in its place."""
+
+    def __init__(self, edits: dict[str, Tensor] | None = None, scope: str = "", seen: dict[str, Tensor] | None = None):
+        self.edits = edits or {}
+        self.scope = scope
+        self.seen = {} if seen is None else seen
+
+    def at(self, scope: str) -> Tap:
+        return Watch(self.edits, f"{self.scope}{scope}.", self.seen)
+
+    def wants(self, name: str) -> bool:
+        return True
+
+    def __call__(self, name: str, value: Tensor) -> Tensor:
+        self.seen[self.scope + name] = value
+        return self.edits.get(self.scope + name, value)
+
+
+@torch.no_grad()
+def test_grouped_heads() -> None:
+    """Case I06: query head h reads key/value head h // 2, repeated each, not in turns."""
+    model, ids, at = tiny.transformer("llama"), tiny.ids(2, 7), "decoder.layers.0.attn."
+    plain = Watch()
+    watched = model(ids, tap=plain)
+    assert plain.seen[at + "weights"].shape == (2, 4, 7, 7)
+    assert plain.seen[at + "k"].shape == plain.seen[at + "v"].shape == (2, 7, 2, 8)
+    assert plain.seen[at + "q"].shape == plain.seen[at + "z"].shape == (2, 7, 4, 8)
+    torch.testing.assert_close(watched, model(ids), atol=1e-5, rtol=0)
+    for name in ("k", "v"):
+        other = plain.seen[at + name].clone()
+        other[:, :, 1] += 1
+        patched = Watch({at + name: other})
+        model(ids, tap=patched)
+        same = [torch.equal(patched.seen[at + "z"][:, :, h], plain.seen[at + "z"][:, :, h]) for h in range(4)]
+        # A shift of every key alike does not change a softmax by itself, but rotation makes it one that does.
+        assert same == [True, True, False, False], name
+
+
+@pytest.mark.parametrize("name", tiny.FAMILIES)
+@torch.no_grad()
+def test_names_mean_what_they_say(name: str) -> None:
+    """Heads add up to the body, weights to one, and each branch's resid is the sum that the next one reads."""
+    model, ids = tiny.transformer(name), tiny.ids(2, 11)
+    watch = Watch()
+    logits = model(ids, tap=watch)
+    torch.testing.assert_close(logits, model(ids), atol=5e-5, rtol=0)
+    seen = watch.seen
+    for i, layer in enumerate(model.decoder.layers):
+        at = f"decoder.layers.{i}."
+        bias = layer.branches["attn"].body.out.bias
+        total = seen[at + "attn.head_out"].sum(2) + (0 if bias is None else bias)
+        torch.testing.assert_close(total, seen[at + "attn.body"], atol=1e-5, rtol=1e-5)
+        weights, scores = seen[at + "attn.weights"], seen[at + "attn.scores"]
+        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))
+        assert torch.equal(weights == 0, scores == float("-inf"))
+        torch.testing.assert_close(seen[at + "resid_in"] + seen[at + "attn.out"], seen[at + "attn.resid"])
+        torch.testing.assert_close(seen[at + "attn.resid"] + seen[at + "mlp.out"], seen[at + "mlp.resid"])
+        if i:
+            assert torch.equal(seen[at + "resid_in"], seen[f"decoder.layers.{i - 1}.mlp.resid"])
+    assert torch.equal(seen["logits"], logits)
+
+
+# ---- cost ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["window", "padded", "capped"])
+def test_no_square_for_a_long_text(kind: str) -> None:
+    """12,000 tokens: a query × key tensor of booleans would be 144 MB, and of the fp32 beside it 576 MB."""
+    program = f"""
+        import resource, torch
+        from dataclasses import replace
+        from cutaway.models import Transformer
+        from cutaway.spec import *
+        torch.set_num_threads(1)
+        attention = AttentionSpec(1, 1, 4, mask=MaskRule(window=512 if {kind!r} == "window" else None),
+                                  soft_cap=5.0 if {kind!r} == "capped" else None)
+        norm = NormSpec("rms", 1e-6)
+        block = BlockSpec((BranchSpec("attn", attention, norm), BranchSpec("mlp", MlpSpec(4, "silu"), norm)))
+        spec = ModelSpec("x", 8, 4, 10**6, EmbeddingSpec(), StackSpec((block,)), HeadSpec(True))
+        model = Transformer(spec)
+        for p in model.parameters():
+            torch.nn.init.normal_(p)
+        def peak():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        with torch.no_grad():
+            for n in (600, 12_000):
+                positions = torch.arange(n)[None].clone()
+                if {kind!r} == "padded":
+                    positions = torch.cat([torch.full((1, 9), -1), positions[:, :-9]], 1)
+                before = peak()
+                assert model(torch.zeros(1, n, dtype=torch.long), positions).isfinite().all()
+        print(peak() - before)
+    """
+    run = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert float(run.stdout) < 300  # MB
+
+
+def test_decode_reads_what_is_filled() -> None:
+    """Not the capacity."""
+    model: Transformer = tiny.transformer("llama")
+    cache = new_cache(model.spec.decoder, capacity=4096)
+    with torch.no_grad():
+        model(tiny.ids(1, 10), cache=cache)
+        model(tiny.ids(1, 1), cache=cache)
+    view = cache.layer(0)
+    keys, _ = view.update(torch.zeros(1, 2, 1, 8), torch.zeros(1, 2, 1, 8))
+    assert keys.shape[2] == 11
+
+
+def test_attention_follows_its_own_scale() -> None:
+    spec = AttentionSpec(2, 2, 16)
+    assert spec.score_scale == 0.25
+    assert replace(spec, scale=0.5).score_scale == 0.5
