@@ -165,7 +165,8 @@ class Model:
                 that look like control tokens are plain text. An empty text starts from the tokenizer's BOS.
             max_tokens: most tokens to produce; None for as many as the model was trained for.
             temperature: 0 is greedy; None is the checkpoint's own setting, as for the next ones.
-            top_k, top_p, min_p: keep the k best, the likeliest that reach p, those at least p times as likely as the best.
+            top_k, top_p, min_p: keep the k best; the likeliest that reach p; those at least p times as likely as
+                the best. They come in this order, after the temperature.
             repetition_penalty: > 1 makes tokens of prompt and answer less likely again.
             frequency_penalty, presence_penalty: taken off for each time, and once, a token was produced.
             logit_bias: token id → added to its logit.

@@ -81,7 +81,7 @@ ROWS: dict[str, tuple[str, Change]] = {
     "T6 no model": ("/model", put("model", None)),
     "T6 unknown token is not there": ("/model/unk_token", put("model", "unk_token", "<nope>")),
     "T8 id of another": ("/added_tokens/3/id", added(id=7)),
-    "T8 other id than in the vocabulary": ("/added_tokens/3/id", added(content="Ġthe")),
+    "T8 other id than in the vocabulary": ("/added_tokens/3/id", added(content="Ġ")),
     "T8 empty": ("/added_tokens/3/content", added(content="")),
     "T8 twice": ("/added_tokens/3/content", added(content="<|im_end|>", id=2)),
     "T8 1 MB": ("/added_tokens/3/content", added(content="x" * 10**6)),

@@ -67,9 +67,9 @@ def allowed(
     if rule.causal:
         mask = mask & (k <= q)
     if rule.window is not None:
-        mask = mask & (q - k < rule.window)
+        mask = mask & (k > q - rule.window)  # comparing makes booleans only, a difference whole numbers
         if not rule.causal:
-            mask = mask & (k - q < rule.window)
+            mask = mask & (k < q + rule.window)
     if query_segments is not None and key_segments is not None:
         mask = mask & (query_segments[:, None, :, None] == key_segments[:, None, None, :])
     return mask

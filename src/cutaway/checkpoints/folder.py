@@ -10,15 +10,15 @@ from typing import Any
 from torch import Tensor
 
 from cutaway.checkpoints.settings import read_settings
-from cutaway.errors import ConfigError, UnsafeFormatError, UnsupportedModelError
+from cutaway.errors import ConfigError, UnsupportedModelError
 from cutaway.families import Family, family_of
 from cutaway.formats.config import ConfigReader
 from cutaway.formats.files import read_json
+from cutaway.formats.safetensors import SafetensorsFile
 from cutaway.formats.shards import ShardedSafetensors
 from cutaway.spec import GenerationSettings, ModelSpec
 
 MOST_CONFIG = 4 << 20
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
 def read_config(
@@ -67,18 +67,10 @@ def read_config(
 
 
 class FolderSource:
-    """Tensors of a folder's safetensors."""
+    """Tensors of a folder's safetensors, or of one file."""
 
-    def __init__(self, folder: Path, mmap: bool) -> None:
-        pickled = sorted(entry.name for entry in folder.iterdir() if entry.suffix in PICKLES)
-        plain = any(entry.name.endswith((".safetensors", ".safetensors.index.json")) for entry in folder.iterdir())
-        if pickled and not plain:
-            raise UnsafeFormatError(
-                "has its weights only as pickle, which can run code",
-                path=folder / pickled[0],
-                hint="Convert it to safetensors where you trust it; cutaway never opens a pickle.",
-            )
-        self._files = ShardedSafetensors(folder, mmap=mmap)
+    def __init__(self, path: Path, mmap: bool) -> None:
+        self._files = ShardedSafetensors(path, mmap=mmap) if path.is_dir() else SafetensorsFile(path, mmap=mmap)
 
     def names(self) -> list[str]:
         """Every tensor."""

@@ -54,9 +54,9 @@ def fill(
         ShapeMismatch: a tensor is missing, unexpected, or of another shape; names up to ten, and counts.
     """
     own = {name: tuple(parameter.shape) for name, parameter in model.state_dict().items()}
-    stored = _by_plain_name(source.names(), base_prefix)
-    used = [rule for rule in rules if _is_there(rule, stored)]
-    _compare_names(used, rules, own, stored, path)
+    uncovered = set(own) - {name for rule in rules for name in rule.ours}
+    assert not uncovered, f"no rule fills {sorted(uncovered)}"
+    used, stored = compare_names(rules, source, path=path, base_prefix=base_prefix)
     for rule in used:
         _compare_shapes(rule, own, source, stored, path)
 
@@ -76,37 +76,20 @@ def fill(
     model.requires_grad_(True)
 
 
-def _by_plain_name(names: Iterable[str], base_prefix: str) -> dict[str, str]:
-    """Name without wrappers → name in the file."""
-    names = list(names)
-    stripped = {name: name for name in names}
-    for wrapper in _WRAPPERS:
-        if names and all(name.startswith(wrapper) for name in stripped):
-            stripped = {name[len(wrapper) :]: full for name, full in stripped.items()}
-    if base_prefix and not any(name.startswith(base_prefix) for name in stripped):
-        # A head beside a bare body keeps its own name.
-        stripped = {name if name.startswith("lm_head") else base_prefix + name: full for name, full in stripped.items()}
-    return stripped
+def compare_names(
+    rules: Sequence[WeightRule], source: TensorSource, *, path: str, base_prefix: str = ""
+) -> tuple[list[WeightRule], dict[str, str]]:
+    """The rules that apply, and the source's own name of each tensor, if none is missing and none left over.
 
-
-def _is_there(rule: WeightRule, stored: dict[str, str]) -> bool:
-    """Rules whose tensors are optional (ties, drops) count only where they meet one."""
-    return bool(rule.ours) or any(name in stored for name in rule.theirs)
-
-
-def _compare_names(
-    used: Sequence[WeightRule],
-    rules: Sequence[WeightRule],
-    own: dict[str, tuple[int, ...]],
-    stored: dict[str, str],
-    path: str,
-) -> None:
+    Raises:
+        ShapeMismatch: a tensor is missing or unexpected; names up to ten, and counts.
+    """
+    stored = _by_plain_name(source.names(), base_prefix)
+    # Rules whose tensors are optional (ties, drops) count only where they meet one.
+    used = [rule for rule in rules if rule.ours or any(name in stored for name in rule.theirs)]
     missing = [name for rule in used for name in rule.theirs if name not in stored]
     known = {name for rule in rules for name in rule.theirs}
     unexpected = [full for name, full in stored.items() if name not in known]
-    uncovered = set(own) - {name for rule in rules for name in rule.ours}
-    if uncovered:
-        raise AssertionError(f"no rule fills {sorted(uncovered)}")
     if missing or unexpected:
         said = [_listed(kind, names) for kind, names in (("missing", missing), ("unexpected", unexpected)) if names]
         error = ShapeMismatch("; ".join(said), path=path, field=(missing or unexpected)[0])
@@ -114,6 +97,18 @@ def _compare_names(
         if unexpected and not missing:
             error.hint = "A tensor that nobody reads means that the model would not be the one that was saved."
         raise error
+    return used, stored
+
+
+def _by_plain_name(names: Iterable[str], base_prefix: str) -> dict[str, str]:
+    """Name without wrappers → name in the file."""
+    stripped = {name: name for name in names}
+    while wrapper := next((w for w in _WRAPPERS if stripped and all(name.startswith(w) for name in stripped)), None):
+        stripped = {name[len(wrapper) :]: full for name, full in stripped.items()}
+    if base_prefix and not any(name.startswith(base_prefix) for name in stripped):
+        # A head beside a bare body keeps its own name.
+        stripped = {name if name.startswith("lm_head") else base_prefix + name: full for name, full in stripped.items()}
+    return stripped
 
 
 def _listed(kind: str, names: list[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,9 +44,9 @@ class Trace(Mapping[str, Tensor]):
     def __contains__(self, name: object) -> bool:
         return name in self._kept
 
-    def get(self, name: str, default: object = None) -> object:  # type: ignore[override]
+    def get(self, name: str, default: Any = None) -> Any:
         """The quantity of exactly this name, or the default."""
-        return self._kept.get(name, default)  # type: ignore[arg-type]
+        return self._kept.get(name, default)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._kept)

@@ -27,6 +27,7 @@ _KINDS = {
 }
 _PARTS = ("normalizers", "pretokenizers", "processors", "decoders")
 _HIGHEST = 1 << 24  # an id past any model
+_SAMPLE = "a ﬁ é\u0301 ① あ 🙂"
 _LONGEST = 4096  # characters of one added token
 # A repeated group whose whole body is one repeated thing, (a+)+: exponential on a near miss.
 _NESTED = re.compile(r"\((?:\?:)?(?:\\.(?:\{[^}]*\})?|\[(?:\\.|[^\]])*\]|[^()\\\[\]|])[+*]\)[+*]")
@@ -65,7 +66,9 @@ class _Check:
         for part in _KINDS:
             self._types(part, tree.get(part), part)
             with rust_errors("is not understood", path=self._path, field=pointer(part)):
-                component(part, tree.get(part))
+                made = component(part, tree.get(part))
+                if part == "normalizer" and made is not None:
+                    made.normalize_str(_SAMPLE)  # a damaged table of characters only shows in use
 
     # -- the model
 

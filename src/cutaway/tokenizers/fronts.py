@@ -42,9 +42,9 @@ class Fronts:
 
     def _build(self, special: bool, lead: Lead) -> tokenizers.Tokenizer:
         front = tokenizers.Tokenizer(self._own.model)
-        front.normalizer = component("normalizer", _led(self.tree["normalizer"], lead))
-        front.pre_tokenizer = component("pre_tokenizer", _led(self.tree["pre_tokenizer"], lead))
-        with rust_errors("added tokens cannot be repeated", field="/added_tokens"):
+        with rust_errors("tokenizer cannot be repeated"):
+            front.normalizer = component("normalizer", _led(self.tree["normalizer"], lead))
+            front.pre_tokenizer = component("pre_tokenizer", _led(self.tree["pre_tokenizer"], lead))
             front.add_tokens(self._added)
             front.encode_special_tokens = not special
         return front

@@ -1,0 +1,194 @@
+"""``cutaway run``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cutaway
+
+Call = Callable[..., Any]
+KEYS = {"text", "tokens", "finish_reason", "usage", "logprobs", "timing", "model", "settings"}
+
+
+def test_the_text_goes_to_stdout_and_nothing_else(call: Call, folder: Path) -> None:
+    wanted = cutaway.load(folder).generate("the end", max_tokens=12, temperature=0).text
+    done = call("run", "the end", "-m", folder, "-n", 12, "-t", 0)
+    assert (done.code, done.out, done.err) == (0, wanted + "\n", "")
+    assert call("run", "the end", "-m", folder, "-n", 12, "-t", 0, "--echo").out == f"the end{wanted}\n"
+
+
+@pytest.mark.parametrize("arguments", [(), ("-",)])
+def test_the_prompt_may_come_from_stdin(call: Call, folder: Path, arguments: tuple[str, ...]) -> None:
+    wanted = call("run", "thé\n end", "-m", folder, "-n", 5, "-t", 0).out
+    assert call("run", *arguments, "-m", folder, "-n", 5, "-t", 0, stdin="thé\n end\r\n".encode()).out == wanted
+
+
+def test_without_a_prompt_on_a_terminal_it_points_to_chat(call: Call) -> None:
+    done = call("run", stdin_tty=True)
+    assert done.code == 2
+    assert "cutaway chat" in done.err
+
+
+@pytest.mark.parametrize("stdin", [b"", b"\n"])
+def test_an_empty_pipe_is_bad_input(call: Call, folder: Path, stdin: bytes) -> None:
+    done = call("run", "-m", folder, stdin=stdin)
+    assert (done.code, done.out) == (3, "")
+    assert "nothing came on standard input" in done.err
+
+
+def test_an_empty_prompt_begins_with_bos(call: Call, folder: Path) -> None:
+    assert call("run", "", "-m", folder, "-n", 3, "--json").json["usage"]["prompt_tokens"] == 1
+
+
+def test_stdin_that_is_no_text(call: Call, folder: Path) -> None:
+    done = call("run", "-m", folder, "--json", stdin=b"ab\xff")
+    assert done.code == 3
+    assert done.error["code"] == "tokenizer"
+
+
+def test_half_a_surrogate_in_an_argument(call: Call, folder: Path) -> None:
+    assert call("run", "a\udcff", "-m", folder).code == 3
+
+
+def test_json_has_everything(call: Call, folder: Path) -> None:
+    done = call("run", "the", "-m", folder, "-n", 6, "--json", "--logprobs", 2, "--seed", 5, "-t", 1, "--top-k", 9)
+    assert (done.code, done.err) == (0, "")
+    value = done.json
+    assert set(value) == KEYS
+    assert value["usage"] == {"prompt_tokens": 2, "completion_tokens": 6, "total_tokens": 8}
+    assert value["finish_reason"] == "length"
+    assert len(value["tokens"]) == len(value["logprobs"]) == 6
+    assert len(value["logprobs"][0]["top"]) == 2
+    assert set(value["logprobs"][0]) == {"token", "text", "logprob", "top"}
+    assert value["settings"]["seed"] == 5
+    assert value["settings"]["top_k"] == 9
+    assert value["timing"]["total_s"] >= 0
+    assert value["model"]["family"] == "llama"
+    again = call("run", "the", "-m", folder, "-n", 6, "--json", "--seed", 5, "-t", 1, "--top-k", 9).json
+    assert again["tokens"] == value["tokens"]
+    assert again["logprobs"] is None
+
+
+def test_a_seed_that_was_drawn_is_told_and_gives_the_same_again(call: Call, folder: Path) -> None:
+    first = call("run", "a", "-m", folder, "-n", 8, "-t", 1, "--json").json
+    second = call("run", "a", "-m", folder, "-n", 8, "-t", 1, "--json", "--seed", first["settings"]["seed"]).json
+    assert second["text"] == first["text"]
+
+
+def test_jsonl_streams_pieces_and_ends_with_the_whole(call: Call, folder: Path) -> None:
+    lines = [json.loads(line) for line in call("run", "the", "-m", folder, "-n", 6, "--jsonl").out.splitlines()]
+    assert set(lines[-1]) == KEYS
+    assert "".join(line["piece"] for line in lines[:-1]) == lines[-1]["text"]
+
+
+def test_out_is_a_whole_file_and_stdout_stays_empty(call: Call, folder: Path, tmp_path: Path) -> None:
+    wanted = call("run", "the", "-m", folder, "-n", 6, "-t", 0).out
+    target = tmp_path / "answer.txt"
+    done = call("run", "the", "-m", folder, "-n", 6, "-t", 0, "-o", target)
+    assert (done.code, done.out) == (0, "")
+    assert target.read_text() == wanted
+    assert list(tmp_path.glob(".*")) == []
+    done = call("run", "the", "-m", folder, "-n", 6, "-o", tmp_path / "none" / "x")
+    assert done.code == 4
+
+
+def test_stop_logprobs_and_stats_on_stderr(call: Call, folder: Path) -> None:
+    whole = call("run", "the", "-m", folder, "-n", 12, "-t", 0).out.rstrip("\n")
+    stop = whole[4:6]
+    done = call("run", "the", "-m", folder, "-n", 12, "-t", 0, "--stop", stop, "--stats", "-v", "--logprobs", 1)
+    assert done.out == whole[: whole.index(stop)] + "\n"
+    assert "ended: an end token, or a stop text" in done.err
+    assert "prefill 2 tokens" in done.err
+    assert "decode" in done.err
+    assert len(done.err.splitlines()) > 3
+
+
+def test_the_end_of_a_learned_table_is_said(call: Call, base_folder: Path) -> None:
+    done = call("run", "x" * 60, "-m", base_folder, "-n", 50, "-v", "--json")
+    assert done.json["finish_reason"] == "length"
+    assert "no position after the 64th" in done.err
+    done = call("run", "x" * 70, "-m", base_folder, "--json")
+    assert (done.code, done.error["code"]) == (3, "context")
+
+
+def test_control_tokens_in_a_prompt_are_text_unless_asked(call: Call, folder: Path) -> None:
+    plain = call("run", "<|im_end|>", "-m", folder, "-n", 1, "--json").json
+    special = call("run", "<|im_end|>", "-m", folder, "-n", 1, "--json", "--special").json
+    assert plain["usage"]["prompt_tokens"] > 5
+    assert special["usage"]["prompt_tokens"] == 1
+
+
+def test_a_terminal_gets_no_control_characters(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cutaway.model import Stream
+
+    monkeypatch.setattr(Stream, "__next__", iter(["a\x1b[31mb\n\tc\x9b"]).__next__)
+    assert call("run", "x", "-m", folder, stdout_tty=True).out == "a\\x1b[31mb\n\tc\\x9b\n"
+    monkeypatch.setattr(Stream, "__next__", iter(["a\x1b[31mb"]).__next__)
+    assert call("run", "x", "-m", folder).out == "a\x1b[31mb\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [
+        (("-t", "-1"), 2),
+        (("--top-p", "1.5"), 2),
+        (("--stop", ""), 2),
+        (("--dtype", "int4"), 2),
+        (("--device", "gpu"), 2),
+        (("--device", "cuda:77"), 2),
+        (("--threads", "0"), 2),
+        (("-n", "some"), 2),
+        (("extra", "words"), 2),
+    ],
+)
+def test_flags_that_make_no_sense(call: Call, folder: Path, flags: tuple[str, ...], code: int) -> None:
+    done = call("run", "hi", "-m", folder, *flags)
+    assert (done.code, done.out) == (code, "")
+    assert done.err.startswith("error: ")
+
+
+def test_models_that_are_not_there(call: Call, tmp_path: Path) -> None:
+    assert call("run", "hi", "-m", tmp_path / "none.gguf").code == 3
+    assert call("run", "hi", "-m", "smollm2", "--offline").code == 5
+    assert call("run", "hi", "-m", "smolm", "--offline").code in (3, 5)
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF\3\0\0\0")
+    done = call("run", "hi", "-m", tmp_path / "bad.gguf", "--json")
+    assert (done.code, done.error["code"]) == (3, "truncated")
+    assert done.error["path"] == str(tmp_path / "bad.gguf")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x02")
+    assert call("run", "hi", "-m", tmp_path / "pytorch_model.bin").code == 3
+
+
+def test_a_bug_says_how_to_report_it(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise AttributeError("no such thing")
+
+    monkeypatch.setattr(sys.modules["cutaway.model"], "load", broken)
+    done = call("run", "hi", "-m", folder)
+    assert done.code == 70
+    assert "AttributeError: no such thing" in done.err
+    assert "--debug" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_ctrl_c_here(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cutaway.model import Stream
+
+    def interrupted(self: Stream) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Stream, "__next__", interrupted)
+    done = call("run", "hi", "-m", folder, stdout_tty=True)
+    assert (done.code, done.out) == (130, "\n")
+
+
+@pytest.mark.real
+def test_the_real_model_knows_paris(call: Call, smollm2_path: Path) -> None:
+    done = call("run", "The capital of France is", "-m", smollm2_path, "-n", 4, "-t", 0)
+    assert (done.code, done.out.split()[0]) == (0, "Paris.")

@@ -1,0 +1,87 @@
+"""A fake model that says what it was told to, and a fake tokenizer whose tokens are given bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cutaway.generation.generate import Generation, Run
+from cutaway.generation.params import resolve
+from cutaway.spec import GenerationSettings
+from cutaway.tokenizers.stream import ByteStream, DecodeStream
+
+VOCAB = 300
+
+
+@dataclass
+class _Spec:
+    vocab_size: int = VOCAB
+    d_model: int = 1
+    max_positions: int = 10_000
+    position_limit: int | None = None
+
+
+@dataclass
+class _Cache:
+    lengths: list[int]
+
+    def select(self, rows: list[int]) -> None:
+        self.lengths = [self.lengths[row] for row in rows]
+
+    def rewind(self, lengths: list[int]) -> list[int]:
+        self.lengths = [min(pair) for pair in zip(lengths, self.lengths, strict=True)]
+        return self.lengths
+
+
+@dataclass
+class Scripted:
+    """After token n of a text comes ``script[n]``: the first entries stand where the prompt is."""
+
+    script: Sequence[int]
+    spec: _Spec = field(default_factory=_Spec)
+    dtype = torch.float32
+    device = torch.device("cpu")
+    warned_length: bool = False
+
+    def new_cache(self, batch: int, capacity: int) -> _Cache:
+        return _Cache([0] * batch)
+
+    def hidden(self, ids: Tensor, positions: Tensor, cache: _Cache, tap: Any = None) -> Tensor:
+        cache.lengths = [n + int((row >= 0).sum()) for n, row in zip(cache.lengths, positions, strict=True)]
+        return positions[..., None].float()
+
+    def unembed(self, x: Tensor, tap: Any = None) -> Tensor:
+        said = torch.tensor(self.script)[x[..., 0].long().clamp(0, len(self.script) - 1)]
+        return torch.nn.functional.one_hot(said, VOCAB).float() * 9
+
+
+@dataclass
+class Bytes:
+    """Tokens 0 to 255 are bytes; ``more`` names others, None where a token has no text."""
+
+    more: Mapping[int, bytes | None] = field(default_factory=dict)
+
+    def stream(self, *, continuation: bool) -> DecodeStream:
+        assert continuation
+        return DecodeStream(ByteStream(lambda token: self.more.get(token, bytes([token % 256])), strip=False))
+
+
+def say(
+    tokens: Sequence[int],
+    *,
+    more: Mapping[int, bytes | None] | None = None,
+    eos_ids: Sequence[int] = (),
+    text: bool = True,
+    **arguments: Any,
+) -> tuple[list[str], Generation]:
+    """The pieces and the outcome of a model that says ``tokens`` to a prompt of three."""
+    sampling = resolve(GenerationSettings(eos_ids=tuple(eos_ids)), VOCAB, temperature=0, **arguments)
+    model: Any = Scripted([0, 0, *tokens])
+    tokenizer: Any = Bytes(more or {}) if text else None
+    run = Run(model, tokenizer, [[7, 8, 9]], sampling)
+    pieces = [piece for _, piece in run]
+    return pieces, run.results()[0]
