@@ -1,6 +1,6 @@
 """How long ``cutaway --help`` takes, and its like: the median of fresh processes.
 
-    python benchmarks/startup.py [RUNS]
+python benchmarks/startup.py [RUNS]
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.reference import tiny
 from torch import Tensor
 
 from cutaway.cache import StoredCache, build
 from cutaway.models import Transformer
 from cutaway.spec import MaskRule
-from tests.reference import tiny
 
 SLACK, WINDOWS = 3, (5, None, 3, 5)
 N_IDS = 64
@@ -88,7 +88,9 @@ class Machine:
         places = []
         for i, (row, count) in enumerate(zip(self.rows, counts, strict=True)):
             left = self.chance.choice([0, width - count])
-            place = self.chance.choice([list(range(left, left + count)), sorted(self.chance.sample(range(width), count))])
+            place = self.chance.choice(
+                [list(range(left, left + count)), sorted(self.chance.sample(range(width), count))]
+            )
             for at in place:
                 row.add(int(ids[i, at]), self.documents and self.chance.random() < 0.15)
                 positions[i, at], segments[i, at] = row.positions[-1], row.documents[-1]
@@ -102,7 +104,10 @@ class Machine:
     def rewind(self) -> None:
         """Each row to some length, often near its end."""
         near = [max(0, len(row.ids) - self.chance.randint(0, SLACK)) for row in self.rows]
-        wanted = [self.chance.choice([n, self.chance.randint(0, len(row.ids) + 1)]) for n, row in zip(near, self.rows, strict=True)]
+        wanted = [
+            self.chance.choice([n, self.chance.randint(0, len(row.ids) + 1)])
+            for n, row in zip(near, self.rows, strict=True)
+        ]
         left = self.cache.rewind(wanted)
         for row, want, now in zip(self.rows, wanted, left, strict=True):
             want = min(want, len(row.ids))

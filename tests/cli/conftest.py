@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 import torch
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
+import tokenizers
 from cutaway.checkpoints.save import save_folder
-from cutaway.cli.main import invoke
+from cutaway.cli.group import invoke
 from cutaway.families import family_of
 from cutaway.formats.gguf_names import gguf_rules
 from cutaway.formats.rules import saved
 from cutaway.tokenizers.spelling import byte_alphabet
 from tests.reference import tiny
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 SPECIAL = ["<|end|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (
@@ -142,8 +142,8 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
 
-    def run(*arguments: object, stdin: bytes | None = b"", stdin_tty: bool = False, stdout_tty: bool = False) -> Outcome:
-        stream = io.TextIOWrapper(io.BytesIO(stdin or b""), encoding="utf-8")
+    def run(*arguments: object, stdin: bytes = b"", stdin_tty: bool = False, stdout_tty: bool = False) -> Outcome:
+        stream = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
         monkeypatch.setattr(stream, "isatty", lambda: stdin_tty, raising=False)
         monkeypatch.setattr(sys, "stdin", stream)
         monkeypatch.setattr(sys.stdout, "isatty", lambda: stdout_tty, raising=False)

@@ -24,10 +24,12 @@ def start(*arguments: object, home: Path, **options: object) -> subprocess.Popen
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 def test_a_reader_that_leaves_ends_it_quietly(folder: Path, tmp_path: Path) -> None:
     process = start("next", "the", "-m", folder, home=tmp_path)
-    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
     process.stdout.close()
     said = process.stderr.read()
-    assert process.wait(LIMIT) == 141
+    process.stderr.close()
+    assert process.wait(LIMIT) == 141, said
     assert said == b""
 
 
@@ -38,7 +40,7 @@ def test_a_signal_ends_a_run_without_a_traceback(folder: Path, tmp_path: Path, n
     assert process.stdout is not None
     process.stdout.read(20)
     process.send_signal(number)
-    out, err = process.communicate(timeout=LIMIT)
+    _, err = process.communicate(timeout=LIMIT)
     assert process.returncode == code
     assert b"Traceback" not in err
 

@@ -53,7 +53,9 @@ def test_a_gguf_with_types_that_differ_by_layer(call: Call, gguf_file: Path) -> 
     types = call("show", gguf_file, "--json").json["types"]
     assert set(types) == {"Q8_0", "F32"}
     tensors = [json.loads(line) for line in call("show", gguf_file, "--jsonl").out.splitlines()]
-    assert {"name": "decoder.layers.0.attn.q", "stored": "blk.0.attn_q.weight", "shape": [32, 32]}.items() <= tensors[2].items()
+    assert {"name": "decoder.layers.0.attn.q", "stored": "blk.0.attn_q.weight", "shape": [32, 32]}.items() <= tensors[
+        2
+    ].items()
 
 
 def test_layers_of_two_kinds(call: Call, tmp_path: Path) -> None:
@@ -232,7 +234,7 @@ def test_ascii_where_nothing_else_can_be_said(call: Call, gguf_file: Path, monke
 
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", out)
-    from cutaway.cli.main import invoke
+    from cutaway.cli.group import invoke
 
     for flags in ([], ["decoder.layers.0.attn.q"], ["--taps"], ["--tokenizer"]):
         assert invoke(["show", str(gguf_file), *flags]) == 0
@@ -256,12 +258,3 @@ def test_bad_files(call: Call, tmp_path: Path) -> None:
     assert call("show", bare).code == 3
     with warnings.catch_warnings():
         assert call("show", "smollm2", "--offline").code == 5
-
-
-@pytest.mark.real
-def test_a_real_file_at_a_glance(call: Call, smollm2_path: Path) -> None:
-    done = call("show", smollm2_path)
-    assert done.code == 0
-    assert "layers 0–29" in done.out
-    assert "134,515,008" in done.out
-    assert "Q4_1" in done.out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def test_control_tokens_and_chat(call: Call, model: Path) -> None:
 
 def test_no_special_leaves_bos_out(call: Call, folder: Path, tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        (tmp_path / name).symlink_to(folder / name)
+        shutil.copy(folder / name, tmp_path / name)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings |= {"add_bos_token": True, "tokenizer_class": "LlamaTokenizer"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -88,11 +89,5 @@ def test_edges(call: Call, model: Path, tmp_path: Path) -> None:
     bare.mkdir()
     if model.is_dir():
         for name in ("config.json", "model.safetensors"):
-            (bare / name).symlink_to(model / name)
+            shutil.copy(model / name, bare / name)
         assert call("tokenize", "x", "-m", bare).code == 3
-
-
-@pytest.mark.real
-def test_a_real_vocabulary(call: Call, smollm2_path: Path) -> None:
-    value = call("tokenize", "Hello, world", "-m", smollm2_path, "--json").json
-    assert [t["text"] for t in value["tokens"]] == ["Hello", ",", " world"]

@@ -21,8 +21,8 @@ from tests.generation.scripted import Bytes
 from tests.reference import tiny
 
 NEAR_TIE = 1e-3
-LENGTHS = (1, 40, 7, 19, 2, 28)
-MORE = 14
+LENGTHS = (1, 40, 7, 19)
+MORE = 10
 
 
 @pytest.fixture(autouse=True)
@@ -68,10 +68,8 @@ def test_a_batch_is_its_rows(name: str) -> None:
     """Cases K09 and M09: ragged prompts, which are padded on the right inside."""
     model = model_of(name)
     settings: list[dict[str, Any]] = [
-        {"temperature": 0},
         {"temperature": 0, "repetition_penalty": 1.3, "frequency_penalty": 0.2, "presence_penalty": 0.1},
-        {"temperature": 1.0, "seed": 5},
-        {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "seed": 9},
+        {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "seed": 9},
     ]
     for arguments in settings:
         together = model.generate(prompts(), max_tokens=MORE, **arguments)
@@ -86,7 +84,7 @@ def test_finished_rows_leave(name: str) -> None:
     """Rows end at different times; those that go on are moved together and are not disturbed."""
     model = model_of(name)
     free = [model.generate(prompt, max_tokens=MORE, temperature=1.0, seed=3) for prompt in prompts()]
-    for ends in ((1, 2, 3, 5, 8, 13), (2, 2, 2, 2, 13, 2), (0, 0, 0, 0, 0, 0)):
+    for ends in ((1, 3, 5, 8), (2, 2, 9, 2), (0, 0, 0, 0)):
         stop = sorted({result.tokens[end] for result, end in zip(free, ends, strict=True)})
         together = model.generate(prompts(), max_tokens=MORE, temperature=1.0, seed=3, stop=stop)
         for prompt, result, whole in zip(prompts(), together, free, strict=True):
@@ -179,8 +177,8 @@ def test_a_long_prompt_is_read_in_pieces(name: str, monkeypatch: pytest.MonkeyPa
 def test_a_stream_is_the_whole(name: str, stop: Any) -> None:
     tokenizer: Any = Bytes({i: "abc🙂".encode()[i % 7 : i % 7 + 1 + i % 2] for i in range(64)})
     model = Model(model_of(name).transformer, tokenizer)
-    for seed in range(6):
-        arguments = {"max_tokens": 20, "temperature": 1.5, "seed": seed, "logprobs": 2, "stop": stop}
+    for seed in range(3):
+        arguments = {"max_tokens": 15, "temperature": 1.5, "seed": seed, "logprobs": 2, "stop": stop}
         whole = model.generate(prompts()[2], **arguments)
         stream = model.stream(prompts()[2], **arguments)
         pieces = list(stream)
@@ -241,7 +239,7 @@ def test_two_threads_on_one_model(name: str) -> None:
 
     def work(seed: int) -> None:
         start.wait()
-        for _ in range(3):
+        for _ in range(2):
             got[seed].append(model.generate(prompts(), max_tokens=MORE, temperature=1.0, seed=seed, logprobs=2))
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
@@ -250,7 +248,7 @@ def test_two_threads_on_one_model(name: str) -> None:
     for thread in threads:
         thread.join()
     for seed in range(2):
-        assert got[seed] == [wanted[seed]] * 3
+        assert got[seed] == [wanted[seed]] * 2
 
 
 @pytest.mark.slow

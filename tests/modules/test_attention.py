@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.reference import tiny
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -19,7 +20,6 @@ from cutaway.models import Transformer
 from cutaway.modules.attend import attend, explicit
 from cutaway.modules.tap import Tap
 from cutaway.spec import AttentionSpec, MaskRule
-from tests.reference import tiny
 
 CPU = torch.device("cpu")
 

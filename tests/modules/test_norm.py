@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.reference import tiny
 from torch import Tensor
 
 from cutaway.modules.norm import Norm, norm_or_identity
 from cutaway.spec import NormSpec
-from tests.reference import tiny
-
 
 
 class Watch:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.reference import tiny
 
 from cutaway.modules.rotary import rotary_table, rotate, speeds
 from cutaway.spec import FactorScaling, LinearScaling, Llama3Scaling, RotarySpec, YarnScaling
 from cutaway.spec.position import RotaryScaling
-from tests.reference import tiny
 
 SCALINGS: list[RotaryScaling | None] = [
     None,
@@ -84,9 +84,7 @@ def test_scores_depend_on_distance_alone(
     q, k = (torch.randn(1, 1, 2, 8 + rest, generator=generator).double() for _ in "qk")
 
     def score(i: int, j: int) -> torch.Tensor:
-        turned = [
-            rotate(x, *rotary_table(spec, torch.tensor([[at]]), torch.float64)) for x, at in ((q, i), (k, j))
-        ]
+        turned = [rotate(x, *rotary_table(spec, torch.tensor([[at]]), torch.float64)) for x, at in ((q, i), (k, j))]
         return (turned[0] * turned[1]).sum(-1)
 
     # Angles are fp32 as in the reference: at position p they carry p · 6e-8 of rounding.

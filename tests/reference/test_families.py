@@ -235,12 +235,18 @@ def test_every_field_comes_back(family: str, tmp_path: Path, measured: Note) -> 
     assert {key for key in ours if key not in theirs} <= {"head_dim"}
     assert {key: ours.get(key, "lost") for key in theirs} == theirs
     first, second = (AutoConfig.from_pretrained(folder).to_dict() for folder in (folder, tmp_path / "copy"))
-    assert {**second, "_name_or_path": ""} == {**first, "_name_or_path": "", **({"head_dim": ours["head_dim"]} if "head_dim" not in first and "head_dim" in ours else {})}
+    assert {**second, "_name_or_path": ""} == {
+        **first,
+        "_name_or_path": "",
+        **({"head_dim": ours["head_dim"]} if "head_dim" not in first and "head_dim" in ours else {}),
+    }
 
     again, ids = open_folder(tmp_path / "copy"), tiny.ids(1, 30)
     assert again.spec == model.spec
     assert torch.equal(again(ids), model(ids))
-    assert measured(f"{family} (every field)", "saved", apart(oracle.logits(tmp_path / "copy", ids), model(ids))) <= 1e-4
+    assert (
+        measured(f"{family} (every field)", "saved", apart(oracle.logits(tmp_path / "copy", ids), model(ids))) <= 1e-4
+    )
 
 
 def _old_spelling(values: dict[str, Any], word: str) -> dict[str, Any]:
@@ -347,7 +353,13 @@ def test_stated_head_width_is_used(folder_of: Folders, tmp_path: Path) -> None:
     save_folder(model, tmp_path / "copy")
     assert json.loads((tmp_path / "copy" / "config.json").read_text())["head_dim"] == 32
     # transformers refuses this shape for Llama; nothing here depends on it.
-    values = {**tiny.config("llama"), "hidden_size": 56, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 32}
+    values = {
+        **tiny.config("llama"),
+        "hidden_size": 56,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+    }
     with torch.no_grad():
         assert tiny.transformer(values)(tiny.ids(1, 9)).isfinite().all()
 

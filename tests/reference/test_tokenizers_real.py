@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
-from tokenizers import pre_tokenizers
 
+import tokenizers
 from cutaway.formats.gguf import GgufFile
 from cutaway.tokenizers import Tokenizer, from_folder, from_gguf
 from tests.tokenizers.texts import random_texts
+from tokenizers import pre_tokenizers
 
 pytestmark = pytest.mark.real
 
@@ -95,7 +96,7 @@ def test_smollm2_gguf(smollm2: Tokenizer):
     """Its published pipeline: every digit alone, then GPT-2's pattern."""
     reference = tokenizers.Tokenizer(smollm2.backend.model)
     reference.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     same(smollm2.encode_batch(TEXTS), [e.ids for e in reference.encode_batch(TEXTS)])
     assert (smollm2.bos_id, smollm2.eos_ids, smollm2.pad_id, smollm2.adds_bos) == (1, (2, 0), 2, False)
@@ -125,7 +126,7 @@ def as_gguf(folder: Path, tokenizer: Tokenizer, name: str) -> dict[str, Any]:
         rank: dict[str, float] = {}
         for i, (left, right) in enumerate(merges):
             rank.setdefault(left + right, -float(i))
-        kinds = [added.get(i, 6 if token.startswith("<0x") and len(token) == 6 else 1) for i, token in enumerate(tokens)]
+        kinds = [added.get(i, 6 if re.fullmatch("<0x..>", token) else 1) for i, token in enumerate(tokens)]
         scores = [rank.get(token, -1e6) for token in tokens]
         rows = {"model": "llama", "scores": scores, "token_type": kinds, "bos_token_id": 1}
     return common | {f"tokenizer.ggml.{key}": value for key, value in rows.items()}
@@ -161,7 +162,7 @@ TALKS: list[list[dict[str, Any]]] = [
 ]
 CALL = [
     {"role": "user", "content": "Weather?"},
-    {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "weather", "arguments": {"city": "東京"}}}]},
+    {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "weather", "arguments": {"c": "東"}}}]},
     {"role": "tool", "content": '{"t": 20}'},
 ]
 
@@ -184,7 +185,8 @@ def test_chat_is_transformers(opened: Any, name: str):
 
 def test_smollm2_chat(smollm2: Tokenizer):
     ids = smollm2.chat(TALKS[1])
-    text = "<|im_start|>system\n Be brief. <|im_end|>\n<|im_start|>user\n  two  spaces\n\n<|im_end|>\n<|im_start|>assistant\n"
+    text = "<|im_start|>system\n Be brief. <|im_end|>\n<|im_start|>user\n  two  spaces\n\n<|im_end|>\n"
+    text += "<|im_start|>assistant\n"
     assert smollm2.render_chat(TALKS[1]) == text
     assert ids == smollm2.encode(text, special=True)
 

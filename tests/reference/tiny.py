@@ -65,9 +65,7 @@ def _yarn(**options: Any) -> dict[str, Any]:
 
 def _llama3(factor: float) -> dict[str, Any]:
     return _llama(
-        **_rope(
-            "llama3", factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
-        )
+        **_rope("llama3", factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
     )
 
 
@@ -109,6 +107,10 @@ def _granite(**options: Any) -> dict[str, Any]:
         "logits_scaling": 1.7,
     }
     return {"model_type": "granite", **SIZES, **_rope("default", 3000.0), **constants, **options}
+
+
+def _stablelm(**options: Any) -> dict[str, Any]:
+    return {"model_type": "stablelm", **SIZES, **_rope("default", 3000.0), "layer_norm_eps": 1e-4, **options}
 
 
 def _gpt2(**options: Any) -> dict[str, Any]:
@@ -157,6 +159,26 @@ CASES: dict[str, dict[str, Any]] = {
         tie_word_embeddings=True,
         **_rope("linear", factor=2.0),
     ),
+    "stablelm": _stablelm(partial_rotary_factor=0.5),
+    "stablelm-parallel": _stablelm(use_parallel_residual=True, use_qkv_bias=True, tie_word_embeddings=True),
+    "stablelm-parallel-mha": _stablelm(
+        use_parallel_residual=True, num_key_value_heads=4, hidden_act="gelu", partial_rotary_factor=1.0
+    ),
+    # 0.8 of eight channels is six.
+    "stablelm-linear": _stablelm(use_qkv_bias=True, **_rope("linear", factor=2.0, partial_rotary_factor=0.8)),
+    "stablelm-llama3": _stablelm(
+        **_rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=16,
+            partial_rotary_factor=0.75,
+        )
+    ),
+    "stablelm-yarn": _stablelm(
+        **_rope("yarn", factor=4.0, original_max_position_embeddings=16, partial_rotary_factor=0.75)
+    ),
     "gpt2": _gpt2(),
     "gpt2-inverse-layer": _gpt2(scale_attn_by_inverse_layer_idx=True, activation_function="gelu"),
     "gpt2-unscaled": _gpt2(scale_attn_weights=False, activation_function="relu"),
@@ -166,7 +188,18 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 # One row of each family, for what need not be done for every option.
-FAMILIES = ("llama", "mistral-window", "qwen2-layer-types", "qwen3", "gemma3", "gemma3-caps", "granite", "gpt2")
+FAMILIES = (
+    "llama",
+    "mistral-window",
+    "qwen2-layer-types",
+    "qwen3",
+    "gemma3",
+    "gemma3-caps",
+    "granite",
+    "stablelm",
+    "stablelm-parallel",
+    "gpt2",
+)
 
 
 def config(name: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def bigrams(metadata: dict[str, Any], text: str) -> list[int]:
     text = ("▁" if metadata["tokenizer.ggml.add_space_prefix"] and text else "") + text.replace(" ", "▁")
     parts = list(text)
     while True:
-        pairs = [(-scores[ids[a + b]], i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a + b in ids]
+        pairs = [(-scores[ids[a + b]], i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in ids]
         if not pairs:
             break
         at = min(pairs)[1]
@@ -108,7 +109,8 @@ def test_sentencepiece_itself(trained: Any):
 
 def test_ends_of_turn():
     metadata = small.byte_level_metadata()
-    assert from_gguf(metadata | {"tokenizer.ggml.eot_token_id": 0, "tokenizer.ggml.eom_token_id": 5}).eos_ids == (2, 0, 5)
+    more = {"tokenizer.ggml.eot_token_id": 0, "tokenizer.ggml.eom_token_id": 5}
+    assert from_gguf(metadata | more).eos_ids == (2, 0, 5)
     metadata["tokenizer.ggml.tokens"][1:3] = ["<|return|>", "<|call|>"]
     metadata["tokenizer.ggml.tokens"][0] = "<|end|>"
     assert from_gguf(metadata).eos_ids == (2, 1)
@@ -239,6 +241,14 @@ def test_more_tokens_than_rows():
         from_gguf(small.byte_level_metadata(), vocab_rows=10)
 
 
+def test_any_token_may_be_padding():
+    """Some files pad with ``!``; it stays text."""
+    bang = small.byte_level_metadata()["tokenizer.ggml.tokens"].index("!")
+    tokenizer = from_gguf(small.byte_level_metadata() | {"tokenizer.ggml.padding_token_id": bang})
+    assert tokenizer.pad_id == bang
+    assert tokenizer.decode(tokenizer.encode("hi!")) == "hi!"
+
+
 def test_empty_tokens_get_names():
     metadata = small.byte_level_metadata()
     metadata[KEY + "tokens"].append("")
@@ -248,7 +258,12 @@ def test_empty_tokens_get_names():
 
 @pytest.mark.parametrize(
     ("source", "error"),
-    [(7, TemplateError), ("a" * (10 << 20), LimitExceeded), ("{{ ''.__class__ }}", TemplateError), ("{% if", TemplateError)],
+    [
+        (7, TemplateError),
+        ("a" * (10 << 20), LimitExceeded),
+        ("{{ ''.__class__ }}", TemplateError),
+        ("{% if", TemplateError),
+    ],
 )
 def test_g19_a_bad_template_only_breaks_chat(source: Any, error: type[CutawayError]):
     tokenizer = from_gguf(small.byte_level_metadata() | {"tokenizer.chat_template": source})

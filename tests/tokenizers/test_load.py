@@ -41,7 +41,9 @@ def split(regex: str) -> Change:
 def template(**change: Any) -> Change:
     row = [{"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     table = {"<|im_start|>": {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}}
-    return put("post_processor", {"type": "TemplateProcessing", "single": row, "pair": row, "special_tokens": table} | change)
+    return put(
+        "post_processor", {"type": "TemplateProcessing", "single": row, "pair": row, "special_tokens": table} | change
+    )
 
 
 def added(**change: Any) -> Change:
@@ -151,7 +153,17 @@ def test_added_tokens_past_the_embedding_are_left_out(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"{", b"[]", b"null", b'{"model": {"vocab": {"a": NaN}}}', b"\xef\xbb\xbf{}", b'{"a": 1, "a": 2}', b"\xff", b"[" * 10**5],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"model": {"vocab": {"a": NaN}}}',
+        b"\xef\xbb\xbf{}",
+        b'{"a": 1, "a": 2}',
+        b"\xff",
+        b"[" * 10**5,
+    ],
 )
 def test_t6_not_even_json(tmp_path: Path, data: bytes):
     with pytest.raises(TokenizerError):
@@ -192,7 +204,16 @@ def test_odd_files(tmp_path: Path):
 
 
 def test_unigram(tmp_path: Path):
-    pieces = [["<unk>", 0.0], ["</s>", 0.0], ["▁the", -1.0], ["▁", -2.0], ["t", -3.0], ["he", -3.5], ["c", -4.0], ["<", -9.0]]
+    pieces = [
+        ["<unk>", 0.0],
+        ["</s>", 0.0],
+        ["▁the", -1.0],
+        ["▁", -2.0],
+        ["t", -3.0],
+        ["he", -3.5],
+        ["c", -4.0],
+        ["<", -9.0],
+    ]
     tree = {
         "version": "1.0",
         "added_tokens": [small.tree_of()["added_tokens"][0] | {"id": 1, "content": "</s>"}],

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tokenizers import Regex, pre_tokenizers
 
 from cutaway.tokenizers.pretokenizers import _BY_NAME, pre_tokenizer_named
 from tests.tokenizers.texts import random_texts
+from tokenizers import Regex, pre_tokenizers
 
 
 def pieces(rule: object, text: str) -> list[str]:
@@ -45,7 +45,7 @@ def test_cuts(name: str, text: str, want: list[str]):
 
 def test_smollm_is_the_published_pipeline():
     published = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     ours = pre_tokenizer_named("smollm").build()
     for text in random_texts(2000, seed=12):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import os
 import sys
 import threading
@@ -102,10 +101,12 @@ STOPPED = {  # while it runs
     "doubling format": "{% set a = 'aa' %}" + "{% set a = '{0}{0}'.format(a) %}" * 40,
     "doubling replace": "{% set a = 'aa' %}" + "{% set a = a|replace('a', 'aa') %}" * 40,
     "doubling replace method": "{% set a = 'aa' %}" + "{% set a = a.replace('a', 'aa') %}" * 40,
-    "doubling macro": "{% macro m(n) %}" + "x" * 999 + "{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(50) }}",
+    "doubling macro": "{% macro m(n) %}{{ 'xx' }}{% if n %}{{ m(n-1) + m(n-1) }}{% endif %}{% endmacro %}{{ m(99) }}",
     "laughs": "{% set n = namespace(x=['a']) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
-    "laughs, JSON": "{% set n = namespace(x={}) %}{% for i in range(60) %}{% set n.x = dict(a=n.x, b=n.x) %}{% endfor %}{{ n.x|tojson }}",
-    "slices": "{% set n = namespace(a=[]) %}{% set x = 'a' * 60000 %}{% for i in range(99999) %}{% set n.a = n.a + [x[:-1]] %}{% endfor %}",
+    "laughs, JSON": "{% set n = namespace(x={}) %}"
+    "{% for i in range(60) %}{% set n.x = dict(a=n.x, b=n.x) %}{% endfor %}{{ n.x|tojson }}",
+    "slices": "{% set n = namespace(a=[]) %}{% set x = 'a' * 60000 %}"
+    "{% for i in range(99999) %}{% set n.a = n.a + [x[:-1]] %}{% endfor %}",
     "namespace in itself": "{% set n = namespace() %}{% set n.a = n %}{{ n.a }}",
     "macro in itself": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "recursive loop": "{% for x in [1] recursive %}{{ loop([1, 1, 1]) }}{% endfor %}",
@@ -128,7 +129,8 @@ HARMLESS = {  # and what comes of it
     "frame": ("{{ (messages|map('upper')).gi_frame }}", ""),
     "600 x 600": ("{% for i in range(60) %}{% for j in range(600) %}{% endfor %}{% endfor %}", ""),
     "generation": ("a{% generation %}b{% endgeneration %}c", "abc"),
-    "loopcontrols": ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% continue %}x{% endfor %}", "01"),
+    "break": ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
+    "continue": ("{% for i in range(2) %}{{ i }}{% continue %}x{% endfor %}", "01"),
     "JSON as it is": ("{{ {'b': '<é>', 'a': [1, none]}|tojson }}", '{"b": "<é>", "a": [1, null]}'),
     "JSON in ASCII": ("{{ 'é😀'|tojson(ensure_ascii=true) }}", '"\\u00e9\\ud83d\\ude00"'),
     "trimmed blocks": ("  {% if true %}\nx\n  {% endif %}\n", "x\n"),
@@ -139,7 +141,7 @@ HARMLESS = {  # and what comes of it
     "macro": ("{% macro m(x, y=2) %}{{ x }}{{ y }}{% endmacro %}{{ m(1) }}{{ m(1, y=3) }}", "1213"),
     "call block": ("{% macro m() %}[{{ caller() }}]{% endmacro %}{% call m() %}x{% endcall %}", "[x]"),
     "filter block": ("{% filter upper %}x{{ 'y' }}{% endfilter %}", "XY"),
-    "recursive": ("{% for x in [1, [2, [3]]] recursive %}{% if x is number %}{{ x }}{% else %}{{ loop(x) }}{% endif %}{% endfor %}", "123"),
+    "recursive": ("{% for x in [1, [2]] recursive %}{{ x if x is number else loop(x) }}{% endfor %}", "12"),
     "methods": ("{{ 'a-b'.split('-')|join('+') }}{{ 'x'.center(5) }}{{ '{:>3}'.format(7) }}", "a+b  x    7"),
     "undefined is empty": ("{{ tools_in_user_message }}{% if nothing is defined %}x{% endif %}", ""),
 }
@@ -213,7 +215,7 @@ def test_error_tells_the_line():
         ChatTemplate("a\nb\n{% if %}")
     with pytest.raises(TemplateError, match="line 2"):
         ChatTemplate("a\n{{ ''.__class__ }}")
-    with pytest.raises(TemplateError, match="^only user$"):
+    with pytest.raises(TemplateError, match=r"^only user$"):
         ChatTemplate("{{ raise_exception('only user') }}").render([])
 
 
@@ -250,14 +252,17 @@ def test_messages_nested_too_deeply():
 
 def test_long_conversations_are_fine():
     messages = [{"role": "user", "content": "x" * 5000}] * 400
-    assert len(ChatTemplate("{% for m in messages %}{{ m.role ~ m.content|trim }}{% endfor %}").render(messages)) == 400 * 5004
+    template = ChatTemplate("{% for m in messages %}{{ m.role ~ m.content|trim }}{% endfor %}")
+    assert len(template.render(messages)) == 400 * 5004
 
 
 def test_one_environment_in_the_tree():
     """Templates run in one place. And nothing here compiles or evaluates text."""
     root = Path(cutaway.__file__).parent
     sources = [path.read_text() for path in root.rglob("*.py")]
-    assert sum(source.count("Environment(") for source in sources) <= 1
+    assert sum(source.count("(ImmutableSandboxedEnvironment)") for source in sources) == 1
+    assert sum(source.count("Environment(") for source in sources) == 0  # the one above is made by its own name
     for source in (path.read_text() for path in (root / "tokenizers").glob("*.py")):
-        names = {node.func.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-        assert not names & {"eval", "exec", "compile", "__import__"} & set(dir(builtins))
+        calls = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+        names = {call.id for call in calls if isinstance(call, ast.Name)}
+        assert not names & {"eval", "exec", "compile", "__import__"}

@@ -40,9 +40,7 @@ def test_joined_is_whole(tokenizer: Tokenizer):
 def test_joined_is_whole_for_nonsense(ids: list[int], skip: bool):
     for tokenizer in (small.byte_level(), small.sentencepiece()):
         ours = [index % tokenizer.vocab_size for index in ids]
-        data = b"".join(
-            tokenizer.token_bytes(i) for i in ours if not (skip and i in tokenizer.special.values())
-        )
+        data = b"".join(tokenizer.token_bytes(i) for i in ours if not (skip and i in tokenizer.special.values()))
         want = data.decode("utf-8", "replace")
         want = want.removeprefix(" ") if tokenizer is small.sentencepiece() else want
         assert streamed(tokenizer, ours, skip_special=skip) == tokenizer.decode(ours, skip_special=skip) == want

@@ -8,15 +8,15 @@ import threading
 from pathlib import Path
 
 import pytest
-import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken
 
+import tokenizers
 from cutaway.errors import RequestError, TokenizerError
 from cutaway.tokenizers import Tokenizer, from_folder, from_gguf
 from tests.tokenizers import small
 from tests.tokenizers.texts import FIXED, random_texts
+from tokenizers import AddedToken
 
 KINDS = {
     "byte_level": small.byte_level,
@@ -73,7 +73,10 @@ def test_forcing_a_bos_that_is_not_there(tmp_path: Path):
 
 
 def test_eos_rule_of_gguf():
-    metadata = small.byte_level_metadata() | {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}
+    metadata = small.byte_level_metadata() | {
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_eos_token": True,
+    }
     tokenizer = from_gguf(metadata)
     assert tokenizer.encode("") == [1, 2]
     assert tokenizer.encode("", bos=False) == []
@@ -99,7 +102,7 @@ def test_a_vocabulary_whose_merges_build_a_control_token(tmp_path: Path):
     assert tokenizer is not None
     end = tokenizer.special[chain]
     assert tokenizers.Tokenizer(tokenizer.backend.model).encode(chain).ids == [end]
-    for text in (chain, f"x{chain}", f"{chain}{chain} y", f"a\n{chain}"):
+    for text in (chain, f"x{chain}", f"{chain}{chain} y", f"a\n{chain}", chain * 3000):
         ids = tokenizer.encode(text)
         assert end not in ids
         assert tokenizer.decode(ids) == text

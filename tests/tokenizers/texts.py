@@ -32,18 +32,20 @@ FIXED = [
     "snake_case camelCase HTTPServer",
 ]
 
+# First and one past the last code point, in hexadecimal.
 _SCRIPTS = [
-    (0x20, 0x7F), (0x20, 0x7F), (0x20, 0x7F), (0xA0, 0x180), (0x370, 0x400), (0x400, 0x500), (0x590, 0x600), (0x600, 0x700),
-    (0x900, 0x980), (0xE00, 0xE80), (0x10D0, 0x1100), (0x1E00, 0x1F00), (0x2000, 0x2070), (0x20A0, 0x20C0), (0x2150, 0x2190),
-    (0x3040, 0x3100), (0x4E00, 0x9FFF), (0xAC00, 0xD7A4), (0x300, 0x370), (0xFF00, 0xFFF0), (0x1F300, 0x1F650), (0x1D400, 0x1D500),
-    (0x20000, 0x20100), (0xE000, 0xE010),
-]  # fmt: skip
-_WORDS = (
-    "the of and to in is that it was for on are with as his they be at one have this from or had by hot but some what "
-    "don't I'll we've it's DON'T naïve Zürich über façade Привет мир שלום مرحبا नमस्ते สวัสดี こんにちは 世界 안녕하세요 "
-    "if(x==1){return;} https://a.b/c?d=e&f foo_bar FooBar 123 4567 89.01 1e-9 C++ e.g. $5.00 #tag @me <b> </b> 🙂🙃 👨‍👩‍👧"
-).split()
-_GAPS = [" ", " ", " ", " ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", " \n", "\n ", " " * 9, "\u00a0", "\u3000", "\n" * 5, ""]
+    tuple(int(end, 16) for end in span.split("-"))
+    for span in """
+    20-7F 20-7F 20-7F A0-180 370-400 400-500 590-600 600-700 900-980 E00-E80 10D0-1100 1E00-1F00 2000-2070 20A0-20C0
+    2150-2190 3040-3100 4E00-9FFF AC00-D7A4 300-370 FF00-FFF0 1F300-1F650 1D400-1D500 20000-20100 E000-E010
+    """.split()  # noqa: SIM905
+]
+_WORDS = """
+the of and to in is that it was for on are with as his they be at one have this from or had by hot but some what
+don't I'll we've it's DON'T naïve Zürich über façade Привет мир שלום مرحبا नमस्ते สวัสดี こんにちは 世界 안녕하세요
+if(x==1){return;} https://a.b/c?d=e&f foo_bar FooBar 123 4567 89.01 1e-9 C++ e.g. $5.00 #tag @me <b> </b> 🙂🙃 👨‍👩‍👧
+""".split()  # noqa: SIM905
+_GAPS = [*("    "), "  ", "   ", "\n", "\n\n", "\r\n", "\t", " \n", "\n ", " " * 9, "\u00a0", "\u3000", "\n" * 5, ""]
 
 
 def random_texts(count: int, seed: int = 0) -> list[str]:

@@ -51,10 +51,10 @@ def read_config(
         warnings.warn(f"{path}: auto_map names code, which is not run; {family.model_type} is built in", stacklevel=2)
     reader = ConfigReader(values, path=str(path), ignore=ignore)
     spec = family.read(reader)
-    dtype = values.get("torch_dtype", values.get("dtype"))
-    if dtype is not None and dtype not in ("float32", "float16", "bfloat16", "float64", "auto"):
-        wanted = "float32, float16 or bfloat16"
-        raise ConfigError("unknown value", path=path, field="/torch_dtype", expected=wanted, got=dtype)
+    for key in ("dtype", "torch_dtype"):
+        dtype = values.get(key)
+        if dtype is not None and dtype not in ("float32", "float16", "bfloat16", "float64", "auto"):
+            raise reader.error(key, "unknown value", expected="float32, float16 or bfloat16", got=dtype)
     generation = None
     beside = folder / "generation_config.json"
     if beside.exists():

@@ -72,3 +72,12 @@ def note_verified(path: Path, digest: str) -> None:
         note.write_text(says)
     except OSError:  # it will be checked again next time
         pass
+
+
+def checksum(path: Path, like: str) -> str:
+    """sha256 of the file, or git's sha1 of it, whichever ``like`` is."""
+    with path.open("rb") as file:
+        if len(like) == 64:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        head = b"blob %d\0" % os.fstat(file.fileno()).st_size
+        return hashlib.file_digest(file, lambda: hashlib.sha1(head, usedforsecurity=False)).hexdigest()

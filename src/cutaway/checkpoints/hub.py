@@ -10,7 +10,6 @@ that failed, a busy server (Retry-After) or a connection that closed (Range). Wh
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import time
@@ -20,7 +19,7 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from cutaway.checkpoints.home import is_offline, note_verified, was_verified
+from cutaway.checkpoints.home import checksum, is_offline, note_verified, was_verified
 from cutaway.checkpoints.hub_errors import translated, wait_before_retry
 from cutaway.checkpoints.progress import Progress, tqdm_class
 from cutaway.errors import CutawayError, DownloadError, OfflineError, RequestError
@@ -251,7 +250,7 @@ class _Fetch:
                 raise DownloadError("two files differ in case only", path=self.name.repo, expected=twin, got=name)
             if (digest := self._digest_of(path, name)) is None or was_verified(path, digest):
                 continue
-            got = _checksum(path, digest)
+            got = checksum(path, digest)
             if got != digest:
                 if not self.offline:
                     _remove(path)
@@ -297,15 +296,6 @@ def _library() -> "ModuleType":
     import huggingface_hub.errors
 
     return huggingface_hub
-
-
-def _checksum(path: Path, like: str) -> str:
-    """sha256 of the file, or git's sha1 of it, whichever ``like`` is."""
-    with path.open("rb") as file:
-        if len(like) == 64:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-        head = b"blob %d\0" % os.fstat(file.fileno()).st_size
-        return hashlib.file_digest(file, lambda: hashlib.sha1(head, usedforsecurity=False)).hexdigest()
 
 
 def _remove(path: Path) -> None:

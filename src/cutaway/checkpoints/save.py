@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from cutaway.checkpoints.load import DTYPES, Checkpoint
+from cutaway.errors import StorageError
 from cutaway.families import family_of
 from cutaway.formats.files import atomic_write
 from cutaway.formats.rules import saved
@@ -45,7 +46,10 @@ def save_folder(model: Transformer, folder: Path, source: Checkpoint | None = No
     names = {number: name for name, number in DTYPES.items()}
     config.pop("torch_dtype", None)
     config["dtype"] = names[model.dtype]
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise StorageError("folder cannot be made", path=folder, got=getattr(error, "strerror", error)) from error
     with torch.no_grad():
         tensors = saved(family.rules(model.spec), {name: t.detach() for name, t in model.state_dict().items()})
     save_sharded(folder, tensors)

@@ -66,9 +66,7 @@ def read_settings(config: ConfigReader, generation: ConfigReader | None, vocab_s
         token_ids(generation, key, vocab_size)
     temperature = generation.number("temperature", 1.0, low=0)
     top_k = generation.integer("top_k", 50, low=0, high=1 << 40)
-    top_p = generation.number("top_p", 1.0, low=0)
-    if top_p > 1:
-        raise generation.error("top_p", "out of range", expected="a number in 0…1", got=top_p)
+    top_p = generation.number("top_p", 1.0, low=0, high=1)
     ignored = sorted(
         key
         for key, neutral in _NOT_FOLLOWED.items()

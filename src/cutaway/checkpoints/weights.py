@@ -15,7 +15,7 @@ from cutaway.models import Transformer
 
 Progress: TypeAlias = Callable[[int, int], None]
 _WRAPPERS = ("_orig_mod.", "module.")  # what torch.compile and data-parallel training put before every name
-_MOST_NAMED = 10
+_MOST_NAMED, _NAMES_WIDTH = 10, 220
 
 
 class TensorSource(Protocol):
@@ -91,7 +91,8 @@ def compare_names(
     known = {name for rule in rules for name in rule.theirs}
     unexpected = [full for name, full in stored.items() if name not in known]
     if missing or unexpected:
-        said = [_listed(kind, names) for kind, names in (("missing", missing), ("unexpected", unexpected)) if names]
+        kinds = [(kind, names) for kind, names in (("missing", missing), ("unexpected", unexpected)) if names]
+        said = [_listed(kind, names, _NAMES_WIDTH // len(kinds)) for kind, names in kinds]
         error = ShapeMismatch("; ".join(said), path=path, field=(missing or unexpected)[0])
         error.hint = "The file belongs to another model, or is incomplete. Nothing was loaded."
         if unexpected and not missing:
@@ -111,9 +112,12 @@ def _by_plain_name(names: Iterable[str], base_prefix: str) -> dict[str, str]:
     return stripped
 
 
-def _listed(kind: str, names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f"{len(names)} tensor{'s' if len(names) > 1 else ''} {kind}: {', '.join(names[:_MOST_NAMED])}{more}"
+def _listed(kind: str, names: list[str], width: int) -> str:
+    shown = names[:_MOST_NAMED]
+    while len(shown) > 1 and len(", ".join(shown)) > width:  # an error is one line of bounded length
+        shown.pop()
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return f"{len(names)} tensor{'s' if len(names) > 1 else ''} {kind}: {', '.join(shown)}{more}"
 
 
 def _compare_shapes(

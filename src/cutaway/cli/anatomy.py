@@ -16,8 +16,8 @@ from cutaway.checkpoints.folder import read_config
 from cutaway.checkpoints.gguf import read_gguf
 from cutaway.checkpoints.weights import _by_plain_name
 from cutaway.errors import NameNotFound, UnsupportedModelError
-from cutaway.formats.gguf import GgufFile
 from cutaway.formats.gguf_names import gguf_rules
+from cutaway.formats.gguf_split import open_gguf
 from cutaway.formats.rules import WeightRule
 from cutaway.formats.safetensors import DTYPES, SafetensorsFile
 from cutaway.formats.shards import ShardedSafetensors
@@ -146,7 +146,8 @@ def open_source(resolved: Resolved) -> Iterator[Source]:
 
 
 def _gguf(resolved: Resolved, stack: ExitStack) -> Source:
-    file = stack.enter_context(GgufFile(resolved.path))
+    file = open_gguf(resolved.path)
+    stack.callback(file.close)
     tensors = {t.name: Part(t.name, t.name, t.name, t.shape, t.type.name, t.nbytes) for t in file.tensors.values()}
     metadata: dict[str, Any] = dict(file.metadata)
     try:

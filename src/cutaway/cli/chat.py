@@ -12,6 +12,7 @@ import click
 
 from cutaway.cli.common import Settings, load_model, read_stdin
 from cutaway.cli.failures import failure_of, say
+from cutaway.cli.interrupts import interruptible
 from cutaway.cli.options import COUNT, shared
 from cutaway.cli.sampling import as_dict, choosing, finish_line, given, stats_line
 from cutaway.cli.text import Look, safe
@@ -65,7 +66,8 @@ def command(
     if question is not None:
         _once(settings, model, talk, question, arguments, stats)
     elif sys.stdin.isatty():
-        _converse(settings, model, talk, stats)
+        with interruptible():
+            _converse(settings, model, talk, stats)
     else:
         _answer_lines(settings, model, talk, stats)
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cutaway.cli.text import Look, look_at_stdout
+from cutaway.cli.interrupts import interruptible
+from cutaway.cli.text import Look, cut, look_at_stdout
 from cutaway.errors import RequestError, TokenizerError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from cutaway.checkpoints.resolve import Resolved
     from cutaway.model import Model
 
-_PATIENCE = 2.0  # seconds of loading that need no word where there is no terminal
+_PATIENCE = 5.0  # seconds of loading that need no word where there is no terminal
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ class Settings:
             return
         from cutaway.formats.files import atomic_write
 
-        with atomic_write(self.out) as file:
+        with interruptible(), atomic_write(self.out) as file:
             file.write(text.encode("utf-8", "backslashreplace"))
 
     def emit_json(self, value: Any) -> None:
@@ -113,7 +114,7 @@ def read_stdin() -> str:
     text = text.removesuffix("\n").removesuffix("\r")
     if not text:
         with as_input():
-            raise RequestError("nothing came on standard input", field="prompt", hint="give a text, or pipe one in")
+            raise RequestError("nothing came on standard input", expected="a text", hint="give a text, or pipe one in")
     return text
 
 
@@ -190,9 +191,14 @@ def progress(settings: Settings) -> Iterator[Progress]:
     from cutaway.checkpoints.progress import show_progress
 
     silent = settings.quiet or not sys.stderr
-    with show_progress(silent) as report:
-        if silent or sys.stderr.isatty():
+    with interruptible(), show_progress(silent) as report:
+        if silent:
             yield report
+            return
+        if sys.stderr.isatty():
+            look = Look.of(sys.stderr)
+            # the bar's own columns take some fifty
+            yield lambda done, total, label, /: report(done, total, cut(label, max(look.width - 52, 8), look))
             return
         begun: list[float] = []
 

@@ -19,8 +19,8 @@ def command(settings: Settings, /, shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    from cutaway.cli.main import cli
+    from cutaway.cli.group import COMPLETE, cli
 
     kind = get_completion_class(shell)
     assert kind is not None
-    settings.emit(kind(cli, {}, "cutaway", "_CUTAWAY_COMPLETE").source() + "\n")
+    settings.emit(kind(cli, {}, "cutaway", COMPLETE).source() + "\n")

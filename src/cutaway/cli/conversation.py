@@ -71,7 +71,9 @@ class Conversation:
         self.clock = Clock()
 
     def answer(self, text: str) -> Generation | None:
-        """Ask, and keep question and answer. None where Ctrl-C cut the answer short; what had come is kept.
+        """Ask, and keep question and answer.
+
+        None where Ctrl-C cut the answer short: what had come is kept; where nothing had, the question is forgotten.
 
         Raises:
             CutawayError: the template or the model refuses; the question is then forgotten.
@@ -90,6 +92,9 @@ class Conversation:
             result = stream(self._model, self.messages, dict(self._options), self.clock, show)
         except KeyboardInterrupt:
             self.clock.end = time.perf_counter()
+            if not pieces:
+                self.messages.pop()
+                return None
         except BaseException:
             self.messages.pop()
             raise

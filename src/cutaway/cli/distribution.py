@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cutaway.cli.text import Cell, Look, bar, cut, table, visible, width
+from cutaway.cli.text import Cell, Look, bar, cut, rounded, table, visible, width
 
 if TYPE_CHECKING:
     from cutaway.model import Model
@@ -137,7 +137,8 @@ def draw(distribution: Distribution, look: Look, *, shared: frozenset[int] = fro
         rows.append(row)
     if distribution.n_others:
         strip = bar(min(1.0, distribution.rest / most), room, look)
-        others = cut(others, names, look)
+        if width(others) > names:
+            others = cut(f"{rounded(distribution.n_others)} others", names, look)
         row = [Cell(others, "dim"), Cell(strip.ljust(room), "dim"), Cell(percent(distribution.rest), "dim")]
         rows.append([*([""] if shared else []), *row, *([""] if logits else [])])
     align = ("l" if shared else "") + "llr" + ("r" if logits else "")

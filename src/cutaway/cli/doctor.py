@@ -102,7 +102,10 @@ def _version(name: str) -> str | None:
 
 def _cores() -> int:
     """Those this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this system
+        return os.cpu_count() or 1
 
 
 def _blas() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cutaway.cli.anatomy import Source
-from cutaway.cli.text import Look, cut, nbytes, rounded
+from cutaway.cli.text import Look, nbytes, rounded
 from cutaway.cli.tree import ranges
 from cutaway.spec import AttentionSpec, BlockSpec, BranchSpec, MlpSpec, ModelSpec, NormSpec
 
@@ -21,7 +21,7 @@ def describe(source: Source, look: Look) -> list[str]:
     lead = [f"{rounded(count)} parameters in {nbytes(size)}"]
     spec = source.spec
     if spec is None:
-        return [title, look.paint(cut(source.problem, look.width, look), "yellow"), f" {look.dot} ".join(lead)]
+        return [title, look.paint(source.problem, "yellow"), f" {look.dot} ".join(lead)]
     lead += [f"{spec.n_layers} layers", f"d_model {spec.d_model:,}", f"vocabulary {spec.vocab_size:,}"]
     lead += [f"context {spec.max_positions:,}"]
     lines = [f"{title}  {look.paint(spec.family, 'cyan')}", *_folded(lead, look), ""]

@@ -38,7 +38,7 @@ _MEANINGS: dict[str, tuple[str, str]] = {
     "context": ("the model has no more positions", "give a shorter text"),
     "resources": ("there is not enough memory", "try a smaller model, or --dtype bf16"),
 }
-_UNKNOWN = ("the arguments make no sense together", "see `cutaway VERB --help`")
+_UNKNOWN = ("what was asked for cannot be done", "see `cutaway VERB --help`")
 
 
 class Failure(NamedTuple):

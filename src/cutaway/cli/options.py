@@ -50,6 +50,7 @@ COUNT = Count()
 
 
 def complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Catalogue names, for a shell."""
     from cutaway.checkpoints.catalog import ENTRIES
 
     return [entry.name for entry in ENTRIES if entry.name.startswith(incomplete)]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from cutaway.cli.common import Settings
+from cutaway.cli.interrupts import interruptible
 from cutaway.cli.options import COUNT, F
 
 if TYPE_CHECKING:
@@ -72,12 +73,13 @@ def stream(
     if options.get("seed") is None:
         options["seed"] = secrets.randbits(53)  # a number that every reader of JSON keeps exactly
     clock.start = time.perf_counter()
-    pieces = model.stream(prompt, **options)
-    for piece in pieces:
-        if clock.first is None:
-            clock.first = time.perf_counter()
-            clock.first_tokens = len(pieces.result.tokens)
-        show(piece)
+    with interruptible():
+        pieces = model.stream(prompt, **options)
+        for piece in pieces:
+            if clock.first is None:
+                clock.first = time.perf_counter()
+                clock.first_tokens = len(pieces.result.tokens)
+            show(piece)
     clock.end = time.perf_counter()
     return pieces.result
 

@@ -9,7 +9,7 @@ import click
 
 from cutaway.cli.common import Settings, find, to_json
 from cutaway.cli.options import COUNT, complete_model, shared
-from cutaway.cli.text import Cell, Look, table, visible
+from cutaway.cli.text import Cell, Look, loose, table, visible
 from cutaway.errors import NameNotFound, RequestError, TemplateError
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ _MOST_VALUES = 16  # of a list in a GGUF's key/values
 @click.option("--template", "what", flag_value="template", help="The chat template.")
 @click.option("--tokenizer", "what", flag_value="tokenizer", help="The tokenizer: its kind, size and control tokens.")
 @click.option("--depth", type=COUNT, metavar="N", help="Levels of the tree: 1 parts, 2 layers, 3 branches, 4 tensors.")
-@click.option("--filter", "pattern", metavar="PATTERN", help="Only names that hold this text, or match it (* ? [ ]).")
+@click.option(
+    "--filter", "pattern", metavar="PATTERN", help="Only names that hold this, or end in it where it has * or ?."
+)
 @shared("find", "lines")
 def command(
     settings: Settings,
@@ -94,7 +96,7 @@ def _model(settings: Settings, source: Source, depth: int | None, pattern: str |
 
 
 def _matching(source: Source, pattern: str) -> list[Any]:
-    wanted = pattern if any(letter in pattern for letter in "*?[") else f"*{pattern}*"
+    wanted = loose(pattern)
     found = [p for p in source.parts if fnmatchcase(p.name, wanted) or fnmatchcase(p.stored, wanted)]
     if not found:
         raise NameNotFound("no tensor's name matches", field=pattern, hint="`cutaway show MODEL -v` lists them")
@@ -143,7 +145,9 @@ def _config(settings: Settings, source: Source) -> None:
 
 def _bounded(value: Any) -> Any:
     """A value of a GGUF fit for JSON; a vocabulary is only counted."""
-    if hasattr(value, "tolist"):
+    import numpy as np
+
+    if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, list) and len(value) > _MOST_VALUES:
         return f"({len(value):,} values)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from cutaway.cli.text import Cell, Look, table
+from cutaway.cli.text import Cell, Look, loose, table
 from cutaway.cli.tree import ranges
 from cutaway.spec import ModelSpec
 from cutaway.spec.names import axis_sizes, match, tap_names
@@ -20,16 +20,12 @@ def listed(spec: ModelSpec, pattern: str | None) -> list[dict[str, Any]]:
         NameNotFound: the pattern matches nothing.
     """
     axes = tap_names(spec)
-    wanted = list(axes) if pattern is None else match([pattern if _is_pattern(pattern) else f"*{pattern}*"], axes)
+    wanted = list(axes) if pattern is None else match([loose(pattern)], axes)
     rows = []
     for name in wanted:
         sizes = axis_sizes(spec, name)
         rows.append({"name": name, "axes": list(axes[name]), "shape": [sizes.get(axis) for axis in axes[name]]})
     return rows
-
-
-def _is_pattern(text: str) -> bool:
-    return any(letter in text for letter in "*?[")
 
 
 def folded(rows: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any], list[int]]]:

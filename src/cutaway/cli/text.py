@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TextIO
 
-__all__ = ["Cell", "Look", "bar", "cut", "nbytes", "rounded", "safe", "table", "visible", "width"]
+__all__ = ["Cell", "Look", "bar", "cut", "loose", "nbytes", "rounded", "safe", "table", "visible", "width"]
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _STYLES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36}
@@ -151,6 +151,15 @@ def table(rows: Sequence[Sequence[str | Cell]], align: str, look: Look, *, gives
             parts.append(pad + shown if side == "r" else shown + pad)
         lines.append((" " * gap).join(parts).rstrip())
     return lines
+
+
+def loose(pattern: str) -> str:
+    """A pattern as people mean it: plain text anywhere in a name, one with wildcards at its end.
+
+    >>> loose("attn.q"), loose("layers.1.*norm")
+    ('*attn.q*', '*layers.1.*norm')
+    """
+    return f"*{pattern}" if any(letter in pattern for letter in "*?[") else f"*{pattern}*"
 
 
 def nbytes(count: float) -> str:

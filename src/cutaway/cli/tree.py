@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cutaway.cli.anatomy import Part, Source
 from cutaway.cli.text import Cell, Look, bar, nbytes, rounded, table
@@ -89,15 +89,15 @@ def draw(root: Node, look: Look, *, depth: int = 99, stored: bool = False) -> li
     """The tree, one node a line, with as many columns of facts as there is room for."""
     rows: list[list[str | Cell]] = []
     _walk(root, "", "", depth, look, rows, stored)
-    keep = [0, 2] + ([4] if look.width >= 48 else []) + ([3] if look.width >= 60 else [])
-    keep += [1] if look.width >= 72 else []
-    keep = sorted(keep) + ([5] if stored else [])
+    # the number of columns from which each fact is shown; the file's names, if asked for, come first and whole
+    room = {0: 0, 1: 96, 2: 112, 3: 0, 4: 124, 5: 0} if stored else {0: 0, 1: 72, 2: 0, 3: 60, 4: 48}
+    keep = [i for i, least in room.items() if look.width >= least]
     aligns = "lrrlrl"
     head: list[str | Cell] = [
         Cell(word, "dim") for word in ("", "shape", "parameters", "type", "stored", "name in the file")
     ]
     chosen = [[row[i] for i in keep] for row in [head, *rows]]
-    return table(chosen, "".join(aligns[i] for i in keep), look)
+    return table(chosen, "".join(aligns[i] for i in keep), replace(look, fits=look.fits and not stored))
 
 
 def _walk(
@@ -159,9 +159,10 @@ def draw_types(parts: Sequence[Part], look: Look) -> list[str]:
 def draw_list(parts: Sequence[Part], look: Look, *, stored: bool = False) -> list[str]:
     """Tensors one a line under their whole names."""
     cross = " x " if look.plain else " × "
-    rows: list[list[str | Cell]] = [[Cell(w, "dim") for w in ("name", "shape", "type", "stored", "name in the file")]]
+    words = ("name", "shape", "type", "stored", "name in the file")
+    rows: list[list[str | Cell]] = [[Cell(word, "dim") for word in words]]
     for part in parts:
         shape = Cell(cross.join(map(str, part.shape)) or "one number", "cyan")
         rows.append([part.name, shape, Cell(part.type, "yellow"), nbytes(part.nbytes), Cell(part.stored, "dim")])
     keep = 5 if stored else 4
-    return table([row[:keep] for row in rows], "lrlrl"[:keep], look, gives=4 if stored else 0)
+    return table([row[:keep] for row in rows], "lrlrl"[:keep], replace(look, fits=look.fits and not stored))

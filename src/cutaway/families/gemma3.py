@@ -69,7 +69,7 @@ def read(c: ConfigReader) -> ModelSpec:
     bias = c.flag("attention_bias", False)
     scale = c.number("query_pre_attn_scalar", 256, above=0) ** -0.5
     c.keep("query_pre_attn_scalar")
-    dropout = c.number("attention_dropout", 0.0, low=0)
+    dropout = c.number("attention_dropout", 0.0, low=0, high=1)
     cap = c.number("attn_logit_softcapping", None, above=0)
 
     def block(window: int | None) -> BlockSpec:

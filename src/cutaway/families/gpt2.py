@@ -47,7 +47,7 @@ def read(c: ConfigReader) -> ModelSpec:
     mlp = MlpSpec(d_ff, c.choice("activation_function", ACTIVATIONS, "gelu_new"), bias=True, out_bias=True)
     scale = d_head**-0.5 if c.flag("scale_attn_weights", True) else 1.0
     by_layer = c.flag("scale_attn_by_inverse_layer_idx", False)
-    dropout, weight_dropout = c.number("resid_pdrop", 0.1, low=0), c.number("attn_pdrop", 0.1, low=0)
+    dropout, weight_dropout = c.number("resid_pdrop", 0.1, low=0, high=1), c.number("attn_pdrop", 0.1, low=0, high=1)
     c.keep(*SUMMARY)
     if by_layer and n_layers == 1:
         c.keep("scale_attn_by_inverse_layer_idx")  # one layer alone does not show it
@@ -74,7 +74,9 @@ def read(c: ConfigReader) -> ModelSpec:
         vocab_size=c.size("vocab_size", high=MOST_ROWS),
         d_model=d_model,
         max_positions=n_positions,
-        embedding=EmbeddingSpec(positions=LearnedPositions(n_positions), dropout=c.number("embd_pdrop", 0.1, low=0)),
+        embedding=EmbeddingSpec(
+            positions=LearnedPositions(n_positions), dropout=c.number("embd_pdrop", 0.1, low=0, high=1)
+        ),
         decoder=StackSpec(tuple(block(i) for i in range(n_layers)), norm),
         head=HeadSpec(c.flag("tie_word_embeddings", True)),
         kept=c.finish(),

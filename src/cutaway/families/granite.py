@@ -33,7 +33,7 @@ def read(c: ConfigReader) -> ModelSpec:
         scale=c.number("attention_multiplier", 1.0),
         qkv_bias=bias,
         out_bias=bias,
-        dropout=c.number("attention_dropout", 0.0, low=0),
+        dropout=c.number("attention_dropout", 0.0, low=0, high=1),
     )
     mlp = MlpSpec(n.d_ff, c.choice("hidden_act", ACTIVATIONS, "silu"), gated=True, bias=mlp_bias, out_bias=mlp_bias)
     norm = NormSpec("rms", c.number("rms_norm_eps", 1e-6, above=0))

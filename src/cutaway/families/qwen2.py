@@ -40,7 +40,7 @@ def read(c: ConfigReader) -> ModelSpec:
     """A ``Qwen2Config`` as a spec."""
     n = read_sizes(c, max_positions=32768)
     rotary = read_rotary(c, n.d_head, n.max_positions)
-    dropout = c.number("attention_dropout", 0.0, low=0)
+    dropout = c.number("attention_dropout", 0.0, low=0, high=1)
     mlp = MlpSpec(n.d_ff, c.choice("hidden_act", ACTIVATIONS, "silu"), gated=True)
     norm = NormSpec("rms", c.number("rms_norm_eps", 1e-6, above=0))
     layers = tuple(

@@ -16,6 +16,7 @@ _FILES = {
     "mistral": "mistral",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "stablelm": "stablelm",
 }
 # general.architecture of a GGUF → model_type
 _GGUF = {"gemma3": "gemma3_text", "gpt2": "gpt2", "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}

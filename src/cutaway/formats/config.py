@@ -116,19 +116,28 @@ class ConfigReader:
             )
         return int(self.integer(key, high=high))
 
-    def number(self, key: str, default: Any = _MISSING, *, low: float = -math.inf, above: float | None = None) -> Any:
-        """A finite number, at least ``low`` and more than ``above``."""
+    def number(
+        self,
+        key: str,
+        default: Any = _MISSING,
+        *,
+        low: float = -math.inf,
+        above: float | None = None,
+        high: float = math.inf,
+    ) -> Any:
+        """A finite number, at least ``low``, more than ``above``, at most ``high``."""
         value = self._typed(key, default)
         if value is default and not isinstance(value, (int, float)):
             return value
         wanted = f"a number > {above}" if above is not None else f"a number ≥ {low}"
+        wanted += f" and ≤ {high}" if high < math.inf else ""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.error(key, "not a number", expected=wanted, got=value)
         try:
             number = float(value)
         except OverflowError:
             number = math.inf
-        if not math.isfinite(number) or number < low or (above is not None and number <= above):
+        if not math.isfinite(number) or not low <= number <= high or (above is not None and number <= above):
             raise self.error(key, "out of range", expected=wanted, got=value)
         return number
 

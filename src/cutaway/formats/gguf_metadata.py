@@ -89,6 +89,7 @@ def _shortest(value: Any) -> Any:
     """GGUF keeps fp32: 1e-5 comes back as 9.99999974e-06. The shortest decimal with the same fp32 is meant."""
     if not isinstance(value, float) or value != value or value in (float("inf"), float("-inf")):
         return value
+
     def fp32(x: float) -> bytes:
         return struct.pack("<f", x)
 

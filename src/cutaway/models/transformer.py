@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from cutaway.cache import Cache, NoCache, StoredCache, new_cache
+from cutaway.models.compiled import compiled_blocks
 from cutaway.models.head import Head
+from cutaway.modules.block import Block
 from cutaway.modules.embedding import Embedding
 from cutaway.modules.stack import Stack
 from cutaway.modules.tap import Tap
@@ -94,3 +98,15 @@ class Transformer(nn.Module):
         return new_cache(
             self.spec.decoder, batch=batch, capacity=capacity, dtype=self.dtype, device=self.device, sliding=sliding
         )
+
+    def compile_blocks(self, enabled: bool = True, **options: Any) -> None:
+        """Run the blocks through ``torch.compile`` from now on, or no longer.
+
+        The first passes take as long as compiling does. A pass that is watched runs uncompiled.
+
+        Args:
+            enabled: False goes back to the plain blocks.
+            options: for ``torch.compile``, such as ``mode`` or ``backend``.
+        """
+        blocks = [block for block in self.decoder.layers if isinstance(block, Block)]
+        self.decoder.runners = [*compiled_blocks(blocks, **options)] if enabled else None

@@ -31,7 +31,7 @@ def attend(
     grouped = spec.n_kv_heads != spec.n_heads
     scale = spec.score_scale
     if plan.kind is not MaskKind.RULE:
-        causal = plan.kind is MaskKind.CAUSAL and q.shape[2] > 1
+        causal = plan.kind is MaskKind.CAUSAL
         return F.scaled_dot_product_attention(
             q, k, v, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
         )

@@ -29,9 +29,12 @@ class Branch(nn.Module):
         self.out_norm = norm_or_identity(spec.out_norm, d_model)
         self.post_norm = norm_or_identity(spec.post_norm, d_model)
 
-    def forward(self, x: Stream, source: Stream, inputs: LayerInputs, tap: Tap | None = None) -> Stream:
-        """Taps ``in``, ``norm_scale`` where there is a pre-norm, ``body``, ``out``, ``resid``."""
-        y = self.pre_norm(source, tap) if isinstance(self.pre_norm, Norm) else source
+    def read(self, source: Stream, tap: Tap | None = None) -> Stream:
+        """What the body gets: the source through the pre-norm. Taps ``norm_scale`` where there is one."""
+        return self.pre_norm(source, tap) if isinstance(self.pre_norm, Norm) else source
+
+    def forward(self, x: Stream, y: Stream, inputs: LayerInputs, tap: Tap | None = None) -> Stream:
+        """Add to ``x`` what comes of ``y``, which was read. Taps ``in``, ``body``, ``out``, ``resid``."""
         if tap is not None:
             y = tap("in", y)
         y = self.body(y, inputs, tap) if isinstance(self.body, Attention) else self.body(y, tap)
@@ -65,7 +68,11 @@ class Block(nn.Module):
         """Taps ``resid_in``, then each branch's under its name."""
         if tap is not None:
             x = tap("resid_in", x)
-        start = x
-        for name, branch in self.branches.items():
-            x = branch(x, start if self.spec.parallel else x, inputs, None if tap is None else tap.at(name))
+        start = y = x
+        for i, (name, branch) in enumerate(self.branches.items()):
+            assert isinstance(branch, Branch)
+            inner = None if tap is None else tap.at(name)
+            if i == 0 or not self.spec.shared_norm:
+                y = branch.read(start if self.spec.parallel else x, inner)
+            x = branch(x, y, inputs, inner)
         return x

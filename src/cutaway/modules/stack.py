@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
 from torch import nn
 
 from cutaway.cache import Cache
@@ -12,6 +15,8 @@ from cutaway.modules.rotary import rotary_table
 from cutaway.modules.tap import Tap
 from cutaway.shapes import Positions, Stream
 from cutaway.spec import StackSpec
+
+Runner: TypeAlias = Callable[[Stream, LayerInputs, Tap | None], Stream]
 
 
 class Stack(nn.Module):
@@ -27,6 +32,8 @@ class Stack(nn.Module):
         self.spec = spec
         self.layers = nn.ModuleList(Block(layer, d_model) for layer in spec.layers)
         self.norm = norm_or_identity(spec.norm, d_model)
+        # What is called in place of each layer, if anything is: see models.compiled.
+        self.runners: list[Runner] | None = None
 
     def forward(
         self, x: Stream, positions: Positions, cache: Cache, tap: Tap | None = None, explicit: bool = False
@@ -34,10 +41,11 @@ class Stack(nn.Module):
         """Run a pass that ``cache.begin`` has planned. Taps ``layers.{i}.…`` and ``norm.out``."""
         rotaries = {layer.attention.rotary for layer in self.spec.layers} - {None}
         tables = {spec: rotary_table(spec, positions, x.dtype) for spec in rotaries if spec is not None}
-        for index, (block, spec) in enumerate(zip(self.layers, self.spec.layers, strict=True)):
+        runners: Iterable[Runner] = self.layers if self.runners is None else self.runners
+        for index, (run, spec) in enumerate(zip(runners, self.spec.layers, strict=True)):
             rotary = spec.attention.rotary
             inputs = LayerInputs(cache.layer(index), None if rotary is None else tables[rotary], explicit)
-            x = block(x, inputs, None if tap is None else tap.at(f"layers.{index}"))
+            x = run(x, inputs, None if tap is None else tap.at(f"layers.{index}"))
         inner = None if tap is None else tap.at("norm")
         x = self.norm(x, inner) if isinstance(self.norm, Norm) else x
         return x if inner is None else inner("out", x)

@@ -41,10 +41,12 @@ class BlockSpec:
     Attributes:
         branches: applied one after the other, or side by side when ``parallel``.
         parallel: every branch reads the block's input rather than the stream as it stands.
+        shared_norm: the first branch's ``pre_norm`` serves all of them, in a parallel block (GPT-J, Phi).
     """
 
     branches: tuple[BranchSpec, ...]
     parallel: bool = False
+    shared_norm: bool = False
 
     @property
     def attention(self) -> AttentionSpec:

@@ -13,7 +13,8 @@ from jinja2.environment import Template
 
 from cutaway.errors import LimitExceeded, TemplateError
 from cutaway.tokenizers.disguise import Disguise, plain
-from cutaway.tokenizers.sandbox import Meter, Sandbox
+from cutaway.tokenizers.meter import Meter
+from cutaway.tokenizers.sandbox import Sandbox
 from cutaway.tokenizers.template_tree import metered, refuse_unsafe
 
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ def _compile(source: str, *, path: str | PathLike[str] | None, field: str | None
     try:
         words = sum(1 for _ in itertools.islice(environment.lex(source), _MOST_WORDS + 1))
         if words > _MOST_WORDS:
-            raise LimitExceeded("template has too many parts", path=path, field=field, expected=f"at most {_MOST_WORDS}")
+            most = f"at most {_MOST_WORDS}"
+            raise LimitExceeded("template has too many parts", path=path, field=field, expected=most)
         tree = environment.parse(source)
         refuse_unsafe(tree, path=path, field=field)
         code: CodeType = environment.compile(metered(tree, environment))

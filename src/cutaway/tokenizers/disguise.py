@@ -38,8 +38,8 @@ class ControlStrings:
         """Positions whose characters must go so that no control string can come of ``text``.
 
         That is in every whole one, and where the text ends in the beginning of one or begins with
-        the end of one: a template may set the next text right beside it. Letters and digits alone
-        do not count there, or the role ``user`` would be part of ``<|user|>``.
+        the end of one: a template may set the next text right beside it. Plain words do not count
+        there, or the role ``user`` would be part of ``<|user|>``.
         """
         found = set()
         if self._whole:
@@ -65,7 +65,7 @@ def _visible(text: str, start: int, end: int) -> int:
 
 
 def _mark(text: str, start: int, end: int) -> int:
-    return next((i for i in range(start, end) if not text[i].isspace() and not text[i].isalnum()), -1)
+    return next((i for i in range(start, end) if not (text[i].isspace() or text[i].isalnum() or text[i] in "_-")), -1)
 
 
 @final

@@ -107,7 +107,8 @@ def _template(fields: Fields, path: str | None) -> ChatTemplate | CutawayError |
 
 def _special(vocabulary: Vocabulary, ids: Mapping[str, int | None]) -> dict[str, int]:
     """Control tokens: those typed so, those with a role, and those that only look like text to the file."""
-    named = {index for index in ids.values() if index is not None}
+    # Only these: a padding token may be any token at all, such as "!".
+    named = {ids[name] for name in ("bos", "eos", "eot", "eom")}
     return {
         token: index
         for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))

@@ -41,7 +41,7 @@ def from_folder(folder: str | PathLike[str], *, vocab_rows: int | None = None, l
         backend = tokenizers.Tokenizer.from_buffer(data)
         backend.no_truncation()
         backend.no_padding()
-        if hasattr(backend.model, "dropout"):
+        if isinstance(backend.model, tokenizers.models.BPE):
             backend.model.dropout = None  # a training aid that makes ids random
     assert isinstance(tree, dict)
     _check_ids(backend, tree, path)

@@ -4,7 +4,7 @@ A template is code that came with the weights (CVE-2024-34359, CVE-2026-5760). T
 
 - the tree is refused at load if it names what no chat template needs (imports, dunders, ``self``);
 - Jinja's sandbox keeps attributes private and values unchanged;
-- every loop turn, call, filter and operator pays a `Meter`, and whatever grows text or lists is
+- every loop turn, call, filter and operator pays a `Meter` (meter.py), and whatever grows text or lists is
   measured before or right after it is made. No signals, no threads: it works anywhere.
 """
 
@@ -13,9 +13,9 @@ from __future__ import annotations
 import functools
 import json
 import re
-import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, cast, final
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, cast, final
 
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
@@ -25,79 +25,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from cutaway.errors import TemplateError
+from cutaway.tokenizers.meter import MIB, Meter
 
-__all__ = ["FUEL", "SECONDS", "Meter", "Sandbox"]
+__all__ = ["Sandbox"]
 
-FUEL = 1_000_000
-SECONDS = 1.0
 _WIDEST = 10_000  # columns of padding, or turns of a multiplication table
-_DEEPEST = 100
-_MIB = 1 << 20
-
-
-@final
-class Meter:
-    """What one rendering may use; ``context`` is how many characters it was given."""
-
-    def __init__(self, context: int, *, fuel: int = FUEL, seconds: float = SECONDS) -> None:
-        self._fuel = fuel
-        self._until = time.monotonic() + seconds
-        self.longest: Final = min(8 * _MIB, 64 * 1024 + 8 * context)  # of the output, and of any text on the way
-        self._chars = 32 * _MIB + 64 * context  # of all texts ever made
-        self._heaviest = 4 * _MIB + 4 * context
-        self._weights: dict[int, tuple[object, int]] = {}
-
-    def spend(self, chars: int = 0) -> None:
-        """Pay one step, and ``chars`` characters made."""
-        self._fuel -= 1
-        self._chars -= chars
-        if self._fuel < 0:
-            raise TemplateError("template takes too many steps", expected=f"at most {FUEL}")
-        if self._chars < 0:
-            raise TemplateError("template makes too much text")
-        if time.monotonic() > self._until:
-            raise TemplateError("template takes too long", expected=f"at most {SECONDS:g} s")
-
-    def allow(self, length: float) -> None:
-        """Refuse a text or list of this length before it is made."""
-        if length > self.longest:
-            raise TemplateError("template makes too long a text", expected=f"at most {self.longest}")
-
-    def kept(self, value: Any) -> Any:
-        """Pay for a value that was just made, and give it back."""
-        if isinstance(value, str | bytes):
-            self.allow(len(value))
-            self.spend(len(value))
-        elif isinstance(value, list | tuple | dict):
-            self.weigh(value)
-        elif isinstance(value, int) and value.bit_length() > 4096:
-            raise TemplateError("template makes too large a number")
-        return value
-
-    def weigh(self, value: Any, depth: int = 0) -> int:
-        """Characters that a value would be as text, counting shared parts each time they show.
-
-        A list of two of the same list, forty times over, is small in memory and endless as text.
-        """
-        if isinstance(value, str | bytes):
-            return len(value) + 1
-        if isinstance(value, Namespace):
-            raise TemplateError("template puts a namespace into a value")
-        if not isinstance(value, list | tuple | dict):
-            return 8
-        known = self._weights.get(id(value))
-        if known is not None:
-            return known[1]
-        if depth > _DEEPEST:
-            raise TemplateError("values are nested too deeply", expected=f"at most {_DEEPEST} levels")
-        parts: Iterable[Any] = [*value.keys(), *value.values()] if isinstance(value, dict) else value
-        weight = 2
-        for part in parts:
-            weight += self.weigh(part, depth + 1)
-            if weight > self._heaviest:
-                raise TemplateError("template makes too large a value")
-        self._weights[id(value)] = (value, weight)  # holding it, so that its id stays its own
-        return weight
 
 
 class _Generation(Extension):
@@ -213,21 +145,24 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _check_format(self, layout: Any, values: Any) -> None:
         """Refuse widths past bearing, also those that come as a value (``*``, ``{:{}}``)."""
         text = layout if isinstance(layout, str) else repr(layout)
-        numbers = [int(number) for number in re.findall(r"\d{1,9}", text)] if len(text) < _MIB else [_MIB]
+        numbers = [int(number) for number in re.findall(r"\d{1,9}", text)] if len(text) < MIB else [MIB]
         given = values if isinstance(values, list | tuple) else [values]
         if "*" in text or re.search(r"\{[^{}]*\{", text):
             numbers += [abs(value) for value in given if isinstance(value, int)]
         if any(number > _WIDEST for number in numbers):
             raise TemplateError("template formats with too large a width", expected=f"at most {_WIDEST}")
         places = text.count("%") + text.count("{")
-        self.meter.allow(len(text) + places * (max(numbers, default=0) + max(map(self.meter.weigh, given), default=0)))
+        weights = [self.meter.weigh(value) for value in given]
+        # A value named in the layout may be used at every place, others once.
+        each = max(weights, default=0) * places if re.search(r"\{\w|%\(", text) else sum(weights)
+        self.meter.allow(len(text) + places * max(numbers, default=0) + each)
 
     def _check_replace(self, text: Any, old: Any, new: Any) -> None:
         if isinstance(text, str | bytes) and isinstance(old, type(text)) and isinstance(new, type(text)):
             self.meter.allow(len(text) + cast("Any", text).count(old) * len(new))
 
     def _metered(self, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-        first = 1 if hasattr(run, "jinja_pass_arg") else 0
+        first = 0 if getattr(run, "jinja_pass_arg", None) is None else 1
 
         @functools.wraps(run)  # which also carries over what the filter wants to be passed
         def metered(*args: Any, **kwargs: Any) -> Any:
@@ -275,7 +210,7 @@ def _raise(message: object = "") -> None:
 def _strftime_now(layout: str) -> str:
     if len(layout) > 256 or re.search(r"\d{3}", layout):
         raise TemplateError("template asks for too long a date")
-    return time.strftime(layout)
+    return datetime.now().strftime(layout)
 
 
 def _tojson(

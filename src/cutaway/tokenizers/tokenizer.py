@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Final, final
 
@@ -159,17 +160,22 @@ class Tokenizer:
     def _unforged(self, text: str, lead: Lead, shift: int = 0) -> list[Piece]:
         """As `located` with control strings as text, even where the merges themselves build one.
 
-        Such a vocabulary would turn a typed ``</s>`` into the control token. There the string is
-        cut after its first character and both halves are encoded.
+        Such a vocabulary would turn a typed ``</s>`` into the control token. There the text is cut
+        after the string's first character, and the stretches are encoded.
         """
-        row = self.located(text, lead, special=False)
-        for piece in row:
-            start, end = piece.start or 0, piece.end or 0
-            unknown = piece.id == self.unk_id and piece.text != text[start:end]
-            if piece.id in self._forged and end - start > 1 and not unknown:
-                left = self._unforged(text[: start + 1], lead, shift)
-                return left + self._unforged(text[start + 1 :], "none", shift + start + 1)
-        return [Piece(p.id, p.text, p.bytes, p.special, (p.start or 0) + shift, (p.end or 0) + shift) for p in row]
+        row = self.located(text, lead, special=False, shift=shift)
+        cuts = [(piece.start or 0) + 1 - shift for piece in row if self._is_forged(piece, text, shift)]
+        if not cuts:
+            return row
+        made: list[Piece] = []
+        for start, end in pairwise([0, *cuts, len(text)]):
+            made += self._unforged(text[start:end], "none" if start else lead, shift + start)
+        return made
+
+    def _is_forged(self, piece: Piece, text: str, shift: int) -> bool:
+        start, end = (piece.start or 0) - shift, (piece.end or 0) - shift
+        unknown = piece.id == self.unk_id and piece.text != text[start:end]
+        return piece.id in self._forged and end - start > 1 and not unknown
 
     def _around(self, bos: bool | None, continuation: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if continuation or bos is False:

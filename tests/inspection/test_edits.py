@@ -1,0 +1,148 @@
+"""Edits reach everything that comes after, caches and later tokens among it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from cutaway.errors import RequestError
+from cutaway.generation.session import Session
+from cutaway.inspection import Edit, Recorder, trace
+from cutaway.models import Transformer
+from cutaway.spec.names import tap_names
+from tests.reference import tiny
+
+PLACE, PROMPT, MORE = 9, 12, 4  # within the window of 8 from the last tokens of the prompt
+
+
+@pytest.fixture(scope="module", params=tiny.FAMILIES)
+def model(request: pytest.FixtureRequest) -> Transformer:
+    return tiny.transformer(request.param)
+
+
+def at_place(change: Callable[[Tensor], Tensor]) -> Edit:
+    """Changes one place of the prompt, and nothing in later passes."""
+
+    def edit(value: Tensor) -> Tensor:
+        if value.shape[1] <= PLACE:
+            return value
+        value = value.clone()
+        value[:, PLACE] = change(value[:, PLACE])
+        return value
+
+    return edit
+
+
+@torch.no_grad()
+def run(model: Transformer, ids: list[list[int]], edits: dict[str, Edit]) -> tuple[Tensor, Recorder]:
+    tap = Recorder(list(tap_names(model.spec)), {name: [edit] for name, edit in edits.items()})
+    return model(torch.tensor(ids), tap=tap), tap
+
+
+@pytest.mark.parametrize(
+    "name", ["embed.out", "1.resid_in", "1.attn.in", "1.attn.k", "1.attn.v", "0.attn.z", "0.mlp.act", "1.mlp.out", "0.mlp.resid"]
+)
+def test_an_edit_at_the_prompt_is_seen_by_later_steps(model: Transformer, name: str) -> None:
+    """It equals the same edit in one pass over the whole text without a cache."""
+    name = name if name == "embed.out" else f"decoder.layers.{name}"
+    edits = {name: at_place(lambda value: value * 0.3 + 0.5)}
+    ids = tiny.ids(1, PROMPT).tolist()
+    stepped = trace(model, ids, ("logits", name), edits, max_tokens=MORE)
+    whole, tap = run(model, stepped.tokens, edits)
+    torch.testing.assert_close(stepped["logits"], whole, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(stepped[name], tap.kept[name][0], rtol=1e-4, atol=1e-4)
+    plain, _ = run(model, stepped.tokens, {})
+    assert float((plain - whole)[:, PROMPT:].abs().max()) > 1e-3  # the later steps did see it
+    assert float((plain - whole)[:, :PLACE].abs().max()) <= 5e-5  # and what came before did not
+
+
+def test_an_edited_value_by_hand() -> None:
+    """A value vector of 0 in every layer is the token not being there for anyone else."""
+    model = tiny.transformer("gpt2")
+    ids = tiny.ids(1, PROMPT).tolist()
+    edits = {"decoder.layers.*.attn.v": at_place(torch.zeros_like)}
+    found = trace(model, ids, ("*.weights", "*.v", "*.z"), edits, max_tokens=MORE)
+    for i in range(model.spec.n_layers):
+        at = f"decoder.layers.{i}.attn"
+        weights, v = found[f"{at}.weights"].clone(), found[f"{at}.v"]
+        assert (v[:, PLACE] == 0).all() and (v[:, PROMPT:] != 0).any()
+        weights[..., PLACE] = 0
+        by_hand = torch.einsum("bhqk,bkhd->bqhd", weights, v)
+        torch.testing.assert_close(by_hand, found[f"{at}.z"], rtol=1e-5, atol=1e-5)
+
+
+def test_an_edit_changes_what_is_said() -> None:
+    """A logit edit at every step decides every token; a session takes the same tap."""
+    model = tiny.transformer("llama")
+    ids = tiny.ids(1, PROMPT).tolist()
+
+    def only_5(value: Tensor) -> Tensor:
+        value = value.clone()
+        value[..., 5] = 1e3
+        return value
+
+    assert trace(model, ids, (), {"logits": only_5}, max_tokens=3).tokens == [[*ids[0], 5, 5, 5]]
+    tap = Recorder([], {"logits": [only_5]})
+    session = Session(model)
+    assert session.feed(ids, tap).argmax(-1).tolist() == [5]
+    assert session.feed([[5]], tap).argmax(-1).tolist() == [5]
+
+
+def test_one_key_value_head() -> None:
+    """Case I06: of four query heads and two key/value heads, patching the second reaches heads 2 and 3."""
+    model = tiny.transformer("llama")
+    ids, at = tiny.ids(2, PROMPT).tolist(), "decoder.layers.1.attn"
+
+    def patch(value: Tensor) -> Tensor:
+        value = value.clone()
+        value[:, :, 1] = value[:, :, 1].flip(1)
+        return value
+
+    names = (f"{at}.weights", f"{at}.z", f"{at}.k", f"{at}.v", f"{at}.q")
+    plain = trace(model, ids, names)
+    assert plain[f"{at}.weights"].shape == (2, 4, PROMPT, PROMPT)
+    assert plain[f"{at}.k"].shape == plain[f"{at}.v"].shape == (2, PROMPT, 2, 8)
+    assert plain[f"{at}.q"].shape == (2, PROMPT, 4, 8)
+    for name in ("k", "v"):
+        patched = trace(model, ids, names, {f"{at}.{name}": patch})
+        changed = (patched[f"{at}.z"] - plain[f"{at}.z"]).abs().amax((0, 1, 3)) > 1e-3
+        assert changed.tolist() == [False, False, True, True]
+        assert torch.equal(patched[f"{at}.z"][:, :, :2], plain[f"{at}.z"][:, :, :2])
+
+
+def test_what_is_asked_for_does_not_matter(model: Transformer) -> None:
+    """Case I06: scores, weights and head_out each change the path, and no logit."""
+    ids = tiny.ids(2, 30).tolist()
+    plain = trace(model, ids, ("logits",))["logits"]
+    for pattern in ("*.scores", "*.weights", "*.head_out", "*.norm_scale", "*.q", "*"):
+        found = trace(model, ids, ("logits", pattern))
+        assert float((found["logits"] - plain).abs().max()) <= 5e-5, pattern
+
+
+def test_edits_of_one_name_follow_one_another() -> None:
+    model = tiny.transformer("gpt2")
+    name = "decoder.layers.0.attn.v"
+    ids = tiny.ids(1, 5).tolist()
+    plain = trace(model, ids, (name,))[name]
+    both = trace(model, ids, (name,), {name: lambda v: v + 1, "decoder.layers.*.attn.v": lambda v: v * 2})[name]
+    assert torch.equal(both, (plain + 1) * 2)
+
+
+@pytest.mark.parametrize("wrong", [lambda v: None, lambda v: v[:, :1], lambda v: 3.0, lambda v: v[..., None]])
+def test_an_edit_gives_back_the_same_shape(wrong: Edit) -> None:
+    model = tiny.transformer("gpt2")
+    with pytest.raises(RequestError, match="shape") as caught:
+        trace(model, tiny.ids(1, 5).tolist(), (), {"decoder.layers.0.attn.v": wrong})
+    assert caught.value.field == "decoder.layers.0.attn.v"
+
+
+def test_gradients_reach_an_edit() -> None:
+    """A tap is no detour: what an edit adds can be learned."""
+    model = tiny.transformer("llama")
+    push = torch.zeros(32, requires_grad=True)
+    tap = Recorder([], {"decoder.layers.1.resid_in": [lambda value: value + push]})
+    model(tiny.ids(1, 6), tap=tap)[0, -1, 3].backward()
+    assert push.grad is not None and float(push.grad.abs().max()) > 0

@@ -1,0 +1,196 @@
+"""The mapping people hold, and that nothing else is held."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cutaway.errors import ContextExceeded, NameNotFound, RequestError
+from cutaway.inspection import Recorder, trace
+from cutaway.model import Model
+from cutaway.models import Transformer
+from tests.reference import tiny
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    return tiny.transformer("llama")
+
+
+def ids(rows: int = 1, n: int = 6) -> list[list[int]]:
+    return tiny.ids(rows, n).tolist()
+
+
+def test_a_mapping(model: Transformer) -> None:
+    found = trace(model, ids(2), ("decoder.layers.*.attn.weights", "logits"), max_tokens=2)
+    assert isinstance(found, Mapping)
+    weights = [f"decoder.layers.{i}.attn.weights" for i in range(3)]
+    assert list(found) == list(found.keys()) == [*weights, "logits"]  # in the order of the computation
+    assert len(found) == 4 and len(list(found.values())) == 4
+    assert found.axes["logits"] == ("batch", "query", "vocab")
+    assert found.axes[weights[0]] == ("batch", "head", "query", "key")
+    assert [len(row) for row in found.tokens] == [8, 8]
+    assert found["*.1.attn.weights"] is found[weights[1]]
+    assert found["log*"] is found["logits"]
+    assert "logits" in found and "embed.out" not in found and "log*" not in found and 3 not in found
+    assert found.get("logits") is found["logits"] and found.get("embed.out") is None and found.get("x", 1) == 1
+
+
+def test_a_pattern_that_means_several(model: Transformer) -> None:
+    found = trace(model, ids(), ("*.attn.q", "*.attn.k"))
+    with pytest.raises(NameNotFound, match="several") as caught:
+        found["*.attn.q"]
+    assert caught.value.field == "*.attn.q"
+    assert "decoder.layers.2.attn.q" in (caught.value.hint or "")
+    with pytest.raises(NameNotFound) as caught:
+        found["logits"]  # a real name, that was not asked for
+    everything = trace(model, ids(), ("*",))
+    with pytest.raises(NameNotFound, match="several") as caught:
+        everything["*"]
+    assert "more" in (caught.value.hint or "") and len(caught.value.hint or "") < 300
+
+
+def test_repr_is_a_table(model: Transformer) -> None:
+    found = trace(model, ids(2), ("decoder.layers.0.attn.weights", "logits"))
+    lines = repr(found).splitlines()
+    assert lines[0] == "Trace of 2 × 6 tokens: 2 quantities"
+    assert lines[1] == "  decoder.layers.0.attn.weights  batch 2 × head 4 × query 6 × key 6"
+    assert lines[2].split() == "logits batch 2 × query 6 × vocab 64".split()
+    assert repr(trace(model, ids(), ())) == "Trace of 1 × 6 tokens: 0 quantities"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "near"),
+    [
+        ("decoder.layers.0.attn.weight", "decoder.layers.0.attn.weights"),
+        ("decoder.layers.9.attn.q", "attn.q"),
+        ("blocks.*.hook_q", None),
+        ("*.mlp.router_logits", None),
+    ],
+)
+def test_names_that_match_nothing(model: Transformer, pattern: str, near: str | None) -> None:
+    for arguments in ((("logits", pattern), None), ((), {pattern: lambda value: value})):
+        with pytest.raises(NameNotFound) as caught:
+            trace(model, ids(), *arguments)
+        assert caught.value.field == pattern
+        assert (near or "") in (caught.value.hint or "")
+        assert caught.value.hint
+
+
+def test_requests_that_make_no_sense(model: Transformer) -> None:
+    with pytest.raises(RequestError, match="equal length") as caught:
+        trace(model, [[3, 4, 5], [3, 4]], ("logits",))
+    assert (caught.value.field, caught.value.got) == ("prompt", "[3, 2]")
+    for bad in ([[]], [[64]], [[True]]):
+        with pytest.raises(RequestError):
+            trace(model, bad, ("logits",))
+    for value in (-1, True, 1.5, None):
+        with pytest.raises(RequestError) as caught:
+            trace(model, ids(), ("logits",), max_tokens=value)  # type: ignore[arg-type]
+        assert caught.value.field == "max_tokens"
+    with pytest.raises(ContextExceeded):
+        trace(tiny.transformer("gpt2"), ids(1, 60), ("logits",), max_tokens=5)
+
+
+def test_the_facade(model: Transformer) -> None:
+    whole = Model(model)
+    one, both = whole.trace(ids()[0], "*.q"), whole.trace(ids(2), "*.q")
+    assert one["*.0.attn.q"].shape == (1, 6, 4, 8) and both["*.0.attn.q"].shape == (2, 6, 4, 8)
+    # What is generated on the way is what generating says.
+    tokens = whole.trace(ids()[0], max_tokens=5).tokens[0]
+    assert tokens[6:] == whole.generate(ids()[0], max_tokens=5, temperature=0).tokens
+    with pytest.raises(RequestError, match="equal length"):
+        whole.trace([[3, 4], [5]], "logits")
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def bytes_alive() -> int:
+    """Bytes behind all tensors that Python can reach."""
+    gc.collect()
+    found = {}
+    for thing in gc.get_objects():
+        if type(thing) in (Tensor, torch.nn.Parameter):
+            storage = thing.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("name", ["decoder.layers.1.attn.weights", "decoder.layers.2.resid_in", "decoder.layers.0.attn.z"])
+def test_only_what_is_named_is_kept(model: Transformer, name: str) -> None:
+    """Case I05: fifty captures are fifty tensors."""
+    one = trace(model, ids(2, 20), (name,), max_tokens=1)[name]
+    size = one.nbytes
+    assert one.untyped_storage().nbytes() == size  # not a view of something larger
+    del one
+    before = bytes_alive()
+    held = [trace(model, ids(2, 20), (name,), max_tokens=1) for _ in range(50)]
+    assert bytes_alive() - before == 50 * size
+    del held
+    assert bytes_alive() == before
+
+
+def test_a_failed_edit_leaves_nothing(model: Transformer) -> None:
+    seen: list[Any] = []
+    wanted = trace(model, ids(), ("logits",))["logits"]
+
+    def fail(value: Tensor) -> Tensor:
+        seen.append(weakref.ref(value))
+        raise ValueError("mine")
+
+    before = bytes_alive()
+    for _ in range(3):
+        with pytest.raises(ValueError, match="mine"):
+            trace(model, ids(), ("*.attn.*",), {"decoder.layers.2.attn.z": fail}, max_tokens=3)
+    gc.collect()
+    assert len(seen) == 3 and all(ref() is None for ref in seen)
+    assert bytes_alive() == before
+    assert torch.equal(trace(model, ids(), ("logits",))["logits"], wanted)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_model_is_let_go() -> None:
+    mine = tiny.transformer("gpt2")
+    found = trace(mine, ids(), ("*.q",))
+    gone = weakref.ref(mine)
+    del mine
+    gc.collect()
+    assert gone() is None and len(found) == 3
+
+
+def test_nothing_is_computed_for_nobody(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits of every place are by far the largest tensor of a real model: only who asks for them pays."""
+    shapes = []
+    plain = Transformer.unembed
+
+    def watched(self: Transformer, x: Tensor, tap: Any = None) -> Tensor:
+        shapes.append(x.shape[1])
+        return plain(self, x, tap)
+
+    monkeypatch.setattr(Transformer, "unembed", watched)
+    trace(model, ids(), ("*.q",))
+    assert shapes == []
+    trace(model, ids(), ("*.q",), max_tokens=2)
+    assert shapes == [1, 1]
+    trace(model, ids(), ("logits",), max_tokens=1)
+    assert shapes[2:] == [6, 1]
+
+
+def test_a_recorder_hands_on_scopes_that_are_wanted() -> None:
+    tap = Recorder(["a.b.c"], {"d.e": [lambda value: value + 1]})
+    inner = tap.at("a")
+    assert inner is not None and inner.at("x") is None and tap.at("x") is None
+    deep = inner.at("b")
+    assert deep is not None and deep.wants("c") and not deep.wants("d")
+    other = tap.at("d")
+    assert other is not None and other.wants("e")
+    one = torch.ones(1)
+    assert deep("c", one) is one and deep("d", one) is one
+    assert other("e", one).tolist() == [2] and tap.kept == {"a.b.c": [one]}
