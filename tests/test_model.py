@@ -203,16 +203,17 @@ def test_text_in_text_out(talking: Model) -> None:
     assert result.usage.prompt_tokens == len(tokenizer.encode("hello 🙂"))
     assert result.text == tokenizer.decode(result.tokens, continuation=True)
     several = talking.generate(["hello 🙂", "a", [5, 6, 7]], max_tokens=24, temperature=1.0, seed=4)
-    assert several[0].text == result.text and len(several) == 3
+    assert several[0].text == result.text
+    assert len(several) == 3
     # An empty text begins with BOS.
     assert talking.generate("", max_tokens=2, temperature=0) == talking.generate([1], max_tokens=2, temperature=0)
     assert talking.score("hello").tokens == tokenizer.encode("hello")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_stream_is_the_whole(talking: Model, seed: int) -> None:
     for stop in (None, "e", ["ab", "🙂", " "]):
-        arguments = {"max_tokens": 40, "temperature": 2.0, "seed": seed, "stop": stop, "logprobs": 1}
+        arguments = {"max_tokens": 24, "temperature": 2.0, "seed": seed, "stop": stop, "logprobs": 1}
         stream = talking.stream("hello", **arguments)
         pieces = list(stream)
         assert stream.result == talking.generate("hello", **arguments)
@@ -226,7 +227,8 @@ def test_a_stream_given_up(talking: Model) -> None:
     wanted = talking.generate("hello", max_tokens=20, temperature=1.0, seed=1)
     stream = talking.stream("hello", max_tokens=20, temperature=1.0, seed=1)
     first = next(stream)
-    assert first and wanted.text.startswith(stream.result.text)
+    assert first
+    assert wanted.text.startswith(stream.result.text)
     assert stream.result.finish_reason is None
     assert talking.generate("hello", max_tokens=20, temperature=1.0, seed=1) == wanted
     assert first + "".join(stream) == wanted.text

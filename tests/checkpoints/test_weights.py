@@ -73,7 +73,7 @@ def test_an_unknown_prefix_is_refused(saved: Callable[[str], Path]) -> None:
     plain = load_file(folder / "model.safetensors")
     for prefix in ("model.", "net.", "transformer."):
         rewrite(folder, lambda _, prefix=prefix: {prefix + key: tensor for key, tensor in plain.items()})  # type: ignore[misc]
-        with pytest.raises(ShapeMismatch, match="tensors missing: .*; .* tensors unexpected: ") as caught:
+        with pytest.raises(ShapeMismatch, match=r"tensors missing: .*; .* tensors unexpected: ") as caught:
             load(folder)
         assert "Nothing was loaded" in str(caught.value.hint)
     # One name that lacks the wrapper: then it is none.

@@ -44,7 +44,9 @@ def test_characters_are_shown_whole(tokens: list[int], text: str) -> None:
 
 def test_nothing_waits_longer_than_a_character() -> None:
     shown = ""
-    run = Run(*_stub([*"a🙂b".encode()]), [[7, 8, 9]], resolve(GenerationSettings(), VOCAB, temperature=0, max_tokens=6))
+    run = Run(
+        *_stub([*"a🙂b".encode()]), [[7, 8, 9]], resolve(GenerationSettings(), VOCAB, temperature=0, max_tokens=6)
+    )
     for _, piece in run:
         shown += piece
         done = bytes(run.rows[0].tokens)
@@ -99,7 +101,7 @@ def test_the_text_of_a_stop_id_is_not_shown() -> None:
 @pytest.mark.parametrize(("generation", "said"), [((1, 106), 106), ((1, 106), 1), ((5, 1), 1), ((5, 1), 5)])
 def test_every_end_token_ends(generation: tuple[int, ...], said: int) -> None:
     """Case S11; the union itself is made on loading, see test_model.py."""
-    pieces, result = say([*b"hi", said, *b"more"], eos_ids=generation, more={said: b"<end>"})
+    _, result = say([*b"hi", said, *b"more"], eos_ids=generation, more={said: b"<end>"})
     assert (result.text, result.finish_reason) == ("hi", "stop")
     assert result.tokens == [*b"hi", said]
     assert result.usage.completion_tokens == 3

@@ -85,7 +85,12 @@ def test_top_p(hf: Any, scores: Tensor, p: float) -> None:
 
 @pytest.mark.parametrize(
     ("values", "p", "count"),
-    [((0.5, 0.41, 0.09), 0.9, 2), ((0.4, 0.3, 0.2, 0.1), 0.8, 3), ((0.5, 0.25, 0.25), 0.5, 1), ((0.5, 0.41, 0.09), 1, 3)],
+    [
+        ((0.5, 0.41, 0.09), 0.9, 2),
+        ((0.4, 0.3, 0.2, 0.1), 0.8, 3),
+        ((0.5, 0.25, 0.25), 0.5, 1),
+        ((0.5, 0.41, 0.09), 1, 3),
+    ],
 )
 def test_the_token_that_crosses_the_line_is_kept(hf: Any, values: tuple[float, ...], p: float, count: int) -> None:
     """Case S01."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -16,18 +14,18 @@ from cutaway.generation import session as module
 from cutaway.generation.session import Session
 from cutaway.inspection import Recorder
 from cutaway.models import Transformer
+from tests.generation.sweep import FEW, families
 from tests.reference import tiny
 
 TOLERANCE = 1e-4
 
 
 @pytest.fixture(autouse=True)
-def short_rings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def short_rings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "SLACK", 4)
-    yield
 
 
-@pytest.fixture(scope="module", params=tiny.FAMILIES)
+@pytest.fixture(scope="module", params=families(*FEW))
 def model(request: pytest.FixtureRequest) -> Transformer:
     return tiny.transformer(request.param)
 
@@ -153,5 +151,4 @@ def test_rows_that_are_not_there() -> None:
         assert caught.value.field == "lengths"
     with pytest.raises(ContextExceeded):
         session.feed([text(1), text(62)])
-    close_to: Callable[[], Any] = lambda: session.feed([text(59, 2), text(61, 2)])  # noqa: E731
-    close(session._model, session, close_to())
+    close(session._model, session, session.feed([text(59, 2), text(61, 2)]))

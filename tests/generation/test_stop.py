@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +26,7 @@ def cut(text: str, stops: list[str]) -> str:
 def test_any_split(text: str, stops: list[str], cuts: list[int]) -> None:
     borders = [0, *sorted(min(at, len(text)) for at in cuts), len(text)]
     gate, shown, wanted = StopText(stops), "", cut(text, stops)
-    for a, b in zip(borders, borders[1:], strict=False):
+    for a, b in pairwise(borders):
         shown += gate.push(text[a:b])
         assert wanted.startswith(shown)  # nothing is shown that has to be taken back
         if not gate.stopped:
@@ -36,7 +38,8 @@ def test_any_split(text: str, stops: list[str], cuts: list[int]) -> None:
     assert shown == wanted
     assert stopped == (wanted != text)
     if stopped:
-        assert gate.push("more") == "" and gate.flush() == ""
+        assert gate.push("more") == ""
+        assert gate.flush() == ""
 
 
 def test_the_first_complete_stop_counts() -> None:

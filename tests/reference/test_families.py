@@ -171,6 +171,15 @@ ODD = {
         "hidden_act": "gelu",
         "attention_dropout": 0.1,
     },
+    "stablelm": {
+        **tiny.config("stablelm"),
+        "hidden_act": "gelu",
+        "attention_dropout": 0.1,
+        "hidden_dropout": 0.2,
+        "use_qkv_bias": True,
+        "use_parallel_residual": True,
+        "tie_word_embeddings": True,
+    },
     "gpt2": {
         **tiny.config("gpt2-inverse-layer"),
         "n_inner": 48,
@@ -202,14 +211,15 @@ ELSEWHERE = {
     "model_type", "architectures", "transformers_version", "dtype", "return_dict", "output_hidden_states",
     "id2label", "label2id", "is_encoder_decoder", "problem_type", "chunk_size_feed_forward", "_name_or_path",
     "pretraining_tp", "add_cross_attention", "use_bidirectional_attention", "output_attentions",
-    "_sliding_window_pattern",
+    "_sliding_window_pattern", "qk_layernorm",
 }  # fmt: skip
 
 
 def odd_config(family: str) -> dict[str, Any]:
-    values = dict(ODD[family])
-    stated = {"gpt2": {"initializer_range", "use_cache", "eos_token_id", "bos_token_id"}}.get(family, set(EVERYWHERE))
-    return {**values, **{key: EVERYWHERE[key] for key in stated}}
+    from transformers import AutoConfig
+
+    known = AutoConfig.for_model(family).to_dict()
+    return {**ODD[family], **{key: value for key, value in EVERYWHERE.items() if key in known}}
 
 
 @pytest.mark.parametrize("family", known_families())
@@ -232,14 +242,11 @@ def test_every_field_comes_back(family: str, tmp_path: Path, measured: Note) -> 
         one.pop("transformers_version", None)
         one["dtype"] = one.get("dtype") or one.pop("torch_dtype")
     # Stated by us although that family's config has no such field; transformers computes the same.
-    assert {key for key in ours if key not in theirs} <= {"head_dim"}
+    extra = {key for key in ours if key not in theirs}
+    assert extra <= {"head_dim"}
     assert {key: ours.get(key, "lost") for key in theirs} == theirs
-    first, second = (AutoConfig.from_pretrained(folder).to_dict() for folder in (folder, tmp_path / "copy"))
-    assert {**second, "_name_or_path": ""} == {
-        **first,
-        "_name_or_path": "",
-        **({"head_dim": ours["head_dim"]} if "head_dim" not in first and "head_dim" in ours else {}),
-    }
+    first, second = (AutoConfig.from_pretrained(place).to_dict() for place in (folder, tmp_path / "copy"))
+    assert {**second, "_name_or_path": ""} == {**first, "_name_or_path": "", **{key: ours[key] for key in extra}}
 
     again, ids = open_folder(tmp_path / "copy"), tiny.ids(1, 30)
     assert again.spec == model.spec
@@ -323,7 +330,7 @@ def test_llama3_factor_is_read(folder_of: Folders) -> None:
 def test_epsilon_is_read(name: str, tmp_path: Path, measured: Note) -> None:
     """Case L14: with a small stream, epsilon shows."""
     values = tiny.config(name)
-    key = "layer_norm_epsilon" if name == "gpt2" else "rms_norm_eps"
+    key = {"gpt2": "layer_norm_epsilon", "stablelm": "layer_norm_eps"}.get(values["model_type"], "rms_norm_eps")
     values[key] = 1e-6
     folder = tiny.write(values, tmp_path / "small")
     from transformers import AutoModelForCausalLM

@@ -84,7 +84,7 @@ def compare_names(
     Raises:
         ShapeMismatch: a tensor is missing or unexpected; names up to ten, and counts.
     """
-    stored = _by_plain_name(source.names(), base_prefix)
+    stored = by_plain_name(source.names(), base_prefix)
     # Rules whose tensors are optional (ties, drops) count only where they meet one.
     used = [rule for rule in rules if rule.ours or any(name in stored for name in rule.theirs)]
     missing = [name for rule in used for name in rule.theirs if name not in stored]
@@ -101,7 +101,7 @@ def compare_names(
     return used, stored
 
 
-def _by_plain_name(names: Iterable[str], base_prefix: str) -> dict[str, str]:
+def by_plain_name(names: Iterable[str], base_prefix: str) -> dict[str, str]:
     """Name without wrappers → name in the file."""
     stripped = {name: name for name in names}
     while wrapper := next((w for w in _WRAPPERS if stripped and all(name.startswith(w) for name in stripped)), None):

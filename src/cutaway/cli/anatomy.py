@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cutaway.checkpoints.folder import read_config
 from cutaway.checkpoints.gguf import read_gguf
-from cutaway.checkpoints.weights import _by_plain_name
+from cutaway.checkpoints.weights import by_plain_name
 from cutaway.errors import NameNotFound, UnsupportedModelError
 from cutaway.formats.gguf_names import gguf_rules
 from cutaway.formats.gguf_split import open_gguf
@@ -178,7 +178,7 @@ def _safetensors(resolved: Resolved, stack: ExitStack) -> Source:
         family, spec, _, config = read_config(folder)
     except UnsupportedModelError as error:
         return _unknown(resolved, {}, tensors, file.read, error.line(), None)
-    plain = _by_plain_name(tensors, family.base_prefix)
+    plain = by_plain_name(tensors, family.base_prefix)
     return _known(resolved, spec, config, tensors, _parameters(spec), family.rules(spec), plain, file.read, None)
 
 

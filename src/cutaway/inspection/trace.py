@@ -61,7 +61,9 @@ class Trace(Mapping[str, Tensor]):
             " × ".join(f"{word} {n}" for word, n in zip(self.axes[k], t.shape, strict=True)) for k, t in self.items()
         )
         lines = [f"  {name:<{width}}  {words}" for name, words in zip(self._kept, sizes, strict=True)]
-        return "\n".join([f"Trace of {len(self.tokens)} × {len(self.tokens[0])} tokens: {len(self)} quantities", *lines])
+        return "\n".join(
+            [f"Trace of {len(self.tokens)} × {len(self.tokens[0])} tokens: {len(self)} quantities", *lines]
+        )
 
 
 @torch.no_grad()
