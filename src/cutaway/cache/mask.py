@@ -96,7 +96,8 @@ def plan_mask(
 
 
 def _kind(rule: MaskRule, queries: Tensor, keys: Tensor, segments: Tensor | None) -> MaskKind:
-    if segments is not None or not keys.numel() or int(queries.min()) < 0 or int(keys.min()) < 0:
+    empty = not queries.numel() or not keys.numel()
+    if segments is not None or empty or int(queries.min()) < 0 or int(keys.min()) < 0:
         return MaskKind.RULE
     first, last = int(queries.min()), int(queries.max())
     reach = max(last - int(keys.min()), 0 if rule.causal else int(keys.max()) - first)

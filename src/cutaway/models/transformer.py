@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from cutaway.cache import Cache, NoCache, StoredCache, new_cache
+from cutaway.errors import ContextExceeded
 from cutaway.models.compiled import compiled_blocks
 from cutaway.models.head import Head
 from cutaway.modules.block import Block
@@ -76,11 +77,18 @@ class Transformer(nn.Module):
             segments: which document of its row a token belongs to. [batch, query]
             cache: keys and values of earlier tokens, to read and to extend (without gradients).
             tap: reads or edits what is computed on the way.
+
+        Raises:
+            ContextExceeded: a position past the end of a learned table; the cache stays as it was.
         """
         if positions is None:
             past = torch.tensor(cache.lengths if cache is not None else [0], dtype=torch.long)
             positions = past[:, None] + torch.arange(ids.shape[1])
             positions = positions.expand(ids.shape[0], -1)
+        limit = self.spec.position_limit
+        if limit is not None and positions.numel() and int(positions.max()) >= limit:
+            last = int(positions.max())
+            raise ContextExceeded("past the end of the position table", expected=f"positions below {limit}", got=last)
         if cache is None:
             cache = NoCache([layer.attention.mask for layer in self.spec.decoder.layers], self.device)
         cache.begin(positions.cpu(), None if segments is None else segments.cpu())
