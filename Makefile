@@ -44,7 +44,8 @@ test-all: lint models
 
 # The measured differences of the reference matrix, as docs/families.md.
 families: $(VENV)/ready-dev
-	CUTAWAY_WRITE_FAMILIES=docs/families.md $(BIN)/python -m pytest tests/reference/test_families.py -q
+	CUTAWAY_MEASURED=.measured.json $(BIN)/python -m pytest tests/reference -m 'not real' -q
+	$(BIN)/python -m tests.reference.page .measured.json docs/families.md
 
 oracles: $(VENV)/ready-dev
 	$(BIN)/python -m pip install -q llama-cpp-python

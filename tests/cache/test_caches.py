@@ -155,6 +155,42 @@ def test_a_cache_is_a_plain_pass(seed: int, sliding: bool, documents: bool, step
     machine.check()
 
 
+@pytest.mark.parametrize("sliding", [True, False])
+@torch.no_grad()
+def test_rewinding_twice(sliding: bool) -> None:
+    """What a ring has lost it has lost, also after a step that made it shorter in between."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "SLACK", SLACK)
+        cache = MODEL.new_cache(capacity=4, sliding=sliding)
+    ids = tiny.ids(1, 20)
+    MODEL(ids, cache=cache)
+    assert cache.rewind([17]) == [17]
+    MODEL(ids[:, 17:18], cache=cache)
+    left = cache.rewind([15])[0]
+    assert left == (0 if sliding else 15)
+    positions = torch.arange(left, 20)[None]
+    again = MODEL(ids[:, left:], positions, cache=cache)
+    assert float((again - MODEL(ids)[:, left:]).abs().max()) <= 1e-4
+
+
+@pytest.mark.parametrize("sliding", [True, False])
+@torch.no_grad()
+def test_what_was_rewound_is_gone(sliding: bool) -> None:
+    """Another document in the place of one that was taken back does not meet what is left of it in storage."""
+    cache = MODEL.new_cache(batch=2, capacity=4, sliding=sliding)
+    ids = tiny.ids(2, 12)
+    positions = torch.tensor([[*range(7), *range(5)], [*range(12)]])
+    segments = torch.tensor([[0] * 7 + [1] * 5, [0] * 12])
+    MODEL(ids, positions, segments, cache)
+    assert cache.rewind([6, 12]) == [6, 12]
+    new = tiny.ids(2, 3, seed=8)
+    at = torch.tensor([[0, 1, 2], [12, 13, 14]])
+    got = MODEL(new, at, torch.tensor([[1] * 3, [0] * 3]), cache)
+    assert float((got[:1] - MODEL(new[:1])).abs().max()) <= 1e-4
+    whole = MODEL(torch.cat([ids[1:], new[1:]], 1))
+    assert float((got[1:] - whole[:, 12:]).abs().max()) <= 1e-4
+
+
 def test_a_ring_is_no_larger_than_it_need_be() -> None:
     """However much is fed."""
     with pytest.MonkeyPatch.context() as patch:

@@ -117,6 +117,9 @@ def test_choices(name: str) -> None:
         more = model.generate(prompt, n=5, max_tokens=8, temperature=1.0, seed=7)
         assert [r.tokens for r in more[:3]] == [r.tokens for r in results[3 * i : 3 * i + 3]]
         assert model.generate(prompt, max_tokens=8, temperature=1.0, seed=7).tokens == more[0].tokens
+        # The place in the text decides, not how much of it was given: a text that was broken off goes on as it would.
+        rest = model.generate(prompt + more[0].tokens[:3], max_tokens=5, temperature=1.0, seed=7)
+        assert rest.tokens == more[0].tokens[3:]
     assert results[0].tokens != model.generate(two[0], max_tokens=8, temperature=1.0, seed=8).tokens
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -130,6 +131,22 @@ def test_a_long_pass_that_breaks_off_late(model: Transformer, monkeypatch: pytes
         session.feed([text(25, 2)], Recorder([], {"decoder.layers.2.attn.v": [third]}))
     assert session.tokens == [text(9, 1)]
     close(model, session, session.feed([text(3, 3)]))
+
+
+def test_ctrl_c_after_the_pass() -> None:
+    """It may come between two lines: here, when one row's tokens are noted and the other's are not."""
+
+    class Late(list[int]):
+        def __iter__(self) -> Any:
+            raise KeyboardInterrupt
+
+    model = tiny.transformer("mistral-window")
+    session = Session(model, 2)
+    session.feed([text(9, 1), text(5, 2)])
+    with pytest.raises(KeyboardInterrupt):
+        session.feed([text(2, 3), Late(text(2, 4))])
+    assert session.tokens == [text(9, 1), text(5, 2)]
+    close(model, session, session.feed([text(2, 5), text(3, 6)]))
 
 
 def test_what_is_read_again_is_not_tapped() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cutaway.cache import allowed
+from cutaway.cache import allowed, build
 from cutaway.inspection import Recorder, Trace, trace
 from cutaway.models import Transformer
 from cutaway.modules.activation import ACTIVATIONS
@@ -37,8 +37,10 @@ def seen(model: Transformer) -> Trace:
 
 @pytest.fixture(scope="module")
 def cached(model: Transformer) -> Trace:
-    """Everything, through a prompt and steps with a cache."""
-    return trace(model, tiny.ids(2, PROMPT).tolist(), ("*",), max_tokens=MORE)
+    """Everything, through a prompt and steps with a cache. A ring, were one used, would have gone round."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "SLACK", 2)
+        return trace(model, tiny.ids(2, PROMPT).tolist(), ("*",), max_tokens=MORE)
 
 
 @torch.no_grad()

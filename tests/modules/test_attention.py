@@ -123,14 +123,18 @@ def test_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from cutaway.modules import attend as attend_module
 
     spec, positions = SPECS[name], ROWS["padded"]
-    q, k, v = random_heads(2, 12, spec)
-    whole = attend(q, k, v, spec, plan_of(spec.mask, positions), 0.0)
+    heads = [x.requires_grad_() for x in random_heads(2, 12, spec)]
+    whole = attend(*heads, spec, plan_of(spec.mask, positions), 0.0)
+    wanted = torch.autograd.grad(whole.square().sum(), heads)
     for largest in (1, 30, 100):
         monkeypatch.setattr(mask_module, "LARGEST_MASK", largest)
         monkeypatch.setattr(attend_module, "LARGEST_MASK", largest)
         plan = plan_of(spec.mask, positions)
         assert plan.mask is None
-        torch.testing.assert_close(attend(q, k, v, spec, plan, 0.0), whole, atol=1e-6, rtol=1e-5)
+        pieces = attend(*heads, spec, plan, 0.0)
+        torch.testing.assert_close(pieces, whole, atol=1e-6, rtol=1e-5)
+        got = torch.autograd.grad(pieces.square().sum(), heads)
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
 
 
 # ---- who may read whom -----------------------------------------------------------------------------------
