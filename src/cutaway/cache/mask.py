@@ -70,8 +70,14 @@ def allowed(
         mask = mask & (k > q - rule.window)  # comparing makes booleans only, a difference whole numbers
         if not rule.causal:
             mask = mask & (k < q + rule.window)
+    if rule.chunk is not None:
+        mask = mask & (torch.div(q, rule.chunk, rounding_mode="floor") == torch.div(k, rule.chunk, rounding_mode="floor"))
     if query_segments is not None and key_segments is not None:
-        mask = mask & (query_segments[:, None, :, None] == key_segments[:, None, None, :])
+        mine, theirs = query_segments[:, None, :, None], key_segments[:, None, None, :]
+        if rule.prefix:  # within the prefix of one document, order does not matter
+            mask = mask | ((mine < 0) & (mine == theirs) & (k >= 0) & (q >= 0))
+            mine, theirs = torch.where(mine < 0, -1 - mine, mine), torch.where(theirs < 0, -1 - theirs, theirs)
+        mask = mask & (mine == theirs)
     return mask
 
 
@@ -100,6 +106,8 @@ def _kind(rule: MaskRule, queries: Tensor, keys: Tensor, segments: Tensor | None
     if segments is not None or empty or int(queries.min()) < 0 or int(keys.min()) < 0:
         return MaskKind.RULE
     first, last = int(queries.min()), int(queries.max())
+    if rule.chunk is not None and int(keys.min()) // rule.chunk != max(last, int(keys.max())) // rule.chunk:
+        return MaskKind.RULE
     reach = max(last - int(keys.min()), 0 if rule.causal else int(keys.max()) - first)
     if rule.window is not None and reach >= rule.window:
         return MaskKind.RULE

@@ -13,6 +13,7 @@ from cutaway.models.compiled import compiled_blocks
 from cutaway.models.head import Head
 from cutaway.modules.block import Block
 from cutaway.modules.embedding import Embedding
+from cutaway.modules.attention import How
 from cutaway.modules.stack import Stack
 from cutaway.modules.tap import Tap
 from cutaway.shapes import Ids, Logits, Stream
@@ -33,7 +34,7 @@ class Transformer(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.explicit = False  # use the readable attention everywhere, for comparison
+        self.attention: How = "fused"  # or the readable one everywhere, or block by block, for comparison
         self.warned_length = False  # whether the one warning about long texts was given
         self.embed = Embedding(spec.embedding, spec.vocab_size, spec.d_model)
         self.decoder = Stack(spec.decoder, spec.d_model)
@@ -95,7 +96,7 @@ class Transformer(nn.Module):
         positions = positions.to(self.device)
         x = self.embed(ids.to(self.device), positions, None if tap is None else tap.at("embed"))
         inner = None if tap is None else tap.at("decoder")
-        return self.decoder(x, positions, cache, inner, self.explicit)
+        return self.decoder(x, positions, cache, inner, self.attention)
 
     def unembed(self, x: Stream, tap: Tap | None = None) -> Logits:
         """Logits of final hidden states. [batch, query, d_model] → [batch, query, vocab]"""

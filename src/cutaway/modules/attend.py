@@ -1,7 +1,8 @@
-"""The two ways to compute attention, with one meaning.
+"""Three ways to compute attention, with one meaning.
 
-``explicit`` is the readable definition and has names for its parts; ``fused`` is what runs when nobody
-asks for them. Neither builds a whole query × key tensor for a long text unless its scores were asked for.
+``explicit`` is the readable definition and has names for its parts. ``fused`` is PyTorch's own kernels.
+``blockwise`` goes over blocks of keys and keeps a running softmax: for caps and learned vectors, which the kernels
+do not know, in bounded memory. No whole query × key tensor is built for a long text unless its scores were asked for.
 """
 
 from __future__ import annotations
@@ -12,45 +13,54 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cutaway.cache import MaskKind, MaskPlan
+from cutaway.cache import MaskKind
 from cutaway.cache.mask import LARGEST_MASK
+from cutaway.modules.bias import score_bias
+from cutaway.modules.score import Attending, scores, weighted
 from cutaway.modules.tap import Tap
 from cutaway.shapes import KeyByHead, QueryByHead
-from cutaway.spec import AttentionSpec
+
+KEY_BLOCK = 512
 
 
-def attend(
-    q: QueryByHead, k: KeyByHead, v: KeyByHead, spec: AttentionSpec, plan: MaskPlan, dropout: float
-) -> QueryByHead:
-    """softmax(scale · q kᵀ + mask) v, by PyTorch's fused kernels."""
-    if spec.soft_cap is not None:  # the fused kernels know no caps
-        # Every head has scores of its own here.
-        return _in_pieces(
-            lambda piece, start, stop: explicit(piece, k, v, spec, plan, dropout, start, stop), q, k, spec.n_heads
-        )
-    grouped = spec.n_kv_heads != spec.n_heads
-    scale = spec.score_scale
-    if plan.kind is not MaskKind.RULE:
+def attend(q: QueryByHead, k: KeyByHead, v: KeyByHead, a: Attending) -> QueryByHead:
+    """Whichever way suits: fused where the kernels can, else explicit where it is small, else block by block."""
+    if a.spec.soft_cap is None and a.spec.relative is None:
+        return fused(q, k, v, a)
+    small = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= LARGEST_MASK
+    return explicit(q, k, v, a) if small else blockwise(q, k, v, a)
+
+
+def fused(q: QueryByHead, k: KeyByHead, v: KeyByHead, a: Attending) -> QueryByHead:
+    """softmax(scale · q kᵀ + bias + mask) v, by PyTorch's fused kernels."""
+    spec, plan = a.spec, a.plan
+    scale, grouped = spec.score_scale, spec.n_kv_heads != spec.n_heads
+    if plan.kind is not MaskKind.RULE and spec.bias is None:
         causal = plan.kind is MaskKind.CAUSAL
         return F.scaled_dot_product_attention(
-            q, k, v, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
+            q, k, v, dropout_p=a.dropout, is_causal=causal, scale=scale, enable_gqa=grouped
         )
 
     def piecewise(piece: Tensor, start: int, stop: int) -> Tensor:
         mask = plan.piece(start, stop)
+        readable = mask.any(-1, keepdim=True)
+        if spec.bias is not None and a.table is not None:
+            bias = score_bias(spec.bias, a.table, scale, plan.queries[:, start:stop], plan.keys).to(q.dtype)
+            mask = torch.where(mask, bias, float("-inf"))
+            mask = torch.where(readable, mask, 0.0)
         z = F.scaled_dot_product_attention(
-            piece, k, v, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=grouped
+            piece, k, v, attn_mask=mask, dropout_p=a.dropout, scale=scale, enable_gqa=grouped
         )
         # A query that may read nothing (a pad) gets nothing, whatever the kernel makes of an empty softmax.
-        return torch.where(mask.any(-1, keepdim=True), z, 0.0)
+        return torch.where(readable, z, 0.0)
 
-    return _in_pieces(piecewise, q, k)
+    return _in_pieces(piecewise, q, k.shape[2], 1 if spec.bias is None else spec.n_heads)
 
 
-def _in_pieces(compute: Callable[[Tensor, int, int], Tensor], q: Tensor, k: Tensor, each: int = 1) -> Tensor:
+def _in_pieces(compute: Callable[[Tensor, int, int], Tensor], q: Tensor, n_keys: int, each: int) -> Tensor:
     """Over slices of the queries, so small that ``each`` numbers a query and key stay within the mask's budget."""
     n = q.shape[2]
-    step = max(1, LARGEST_MASK // max(1, q.shape[0] * k.shape[2] * each))
+    step = max(1, LARGEST_MASK // max(1, q.shape[0] * n_keys * each))
     if step >= n:
         return compute(q, 0, n)
     # Into one result: kept apart until the end, the small results would lie between the big masks that are freed
@@ -61,39 +71,47 @@ def _in_pieces(compute: Callable[[Tensor, int, int], Tensor], q: Tensor, k: Tens
     return out
 
 
-def explicit(
-    q: QueryByHead,
-    k: KeyByHead,
-    v: KeyByHead,
-    spec: AttentionSpec,
-    plan: MaskPlan,
-    dropout: float = 0.0,
-    start: int = 0,
-    stop: int | None = None,
-    tap: Tap | None = None,
-) -> QueryByHead:
-    """The same, step by step, for queries start..stop of the plan.
+def explicit(q: QueryByHead, k: KeyByHead, v: KeyByHead, a: Attending, tap: Tap | None = None) -> QueryByHead:
+    """The same, step by step. Taps ``scores`` (scaled, capped, biased, masked) and ``weights``.
 
-    Taps ``scores`` (scaled, capped, masked) and ``weights``, both [batch, head, query, key].
+    Both are [batch, head, query, key].
     """
-    stop = plan.queries.shape[1] if stop is None else stop
-    group = spec.n_heads // spec.n_kv_heads
-    mask = plan.piece(start, stop)
-
-    # Query head h reads key/value head h // group: fold the group beside its key/value head.
-    folded = q.unflatten(1, (spec.n_kv_heads, group))
-    scores = (folded @ k.unsqueeze(2).transpose(-1, -2)).flatten(1, 2) * spec.score_scale
-    if spec.soft_cap is not None:
-        scores = torch.tanh(scores / spec.soft_cap) * spec.soft_cap
-    scores = scores.masked_fill(~mask, float("-inf"))
+    queries, keys = a.plan.queries, a.plan.keys
+    mask = a.plan.piece(0, queries.shape[1])
+    s = scores(q, k, a, queries, keys).masked_fill(~mask, float("-inf"))
     if tap is not None:
-        scores = tap("scores", scores)
-
+        s = tap("scores", s)
     # A pad's row is all −inf: give it finite numbers first, so that neither value nor gradient is NaN.
     readable = mask.any(-1, keepdim=True)
-    weights = torch.where(readable, scores, 0.0).float().softmax(-1)
+    weights = torch.where(readable, s, 0.0).float().softmax(-1)
     weights = torch.where(readable, weights, 0.0).to(v.dtype)
     if tap is not None:
         weights = tap("weights", weights)
-    weights = F.dropout(weights, dropout)
-    return (weights.unflatten(1, (spec.n_kv_heads, group)) @ v.unsqueeze(2)).flatten(1, 2)
+    return weighted(F.dropout(weights, a.dropout), v, a, queries, keys)
+
+
+def blockwise(q: QueryByHead, k: KeyByHead, v: KeyByHead, a: Attending) -> QueryByHead:
+    """The same over blocks of keys with a running maximum and sum (Milakov & Gimelshein 2018; Dao et al. 2022)."""
+
+    def piecewise(piece: Tensor, start: int, stop: int) -> Tensor:
+        queries = a.plan.queries[:, start:stop]
+        mask = a.plan.piece(start, stop)
+        high = piece.new_full((*piece.shape[:-1], 1), float("-inf"), dtype=torch.float32)
+        total, out = torch.zeros_like(high), torch.zeros_like(piece, dtype=torch.float32)
+        for i in range(0, k.shape[2], KEY_BLOCK):
+            block, keys = slice(i, i + KEY_BLOCK), a.plan.keys[:, i : i + KEY_BLOCK]
+            allowed = mask[..., block]
+            if not bool(allowed.any()):
+                continue
+            s = scores(piece, k[:, :, block], a, queries, keys).float().masked_fill(~allowed, float("-inf"))
+            top = torch.maximum(high, s.detach().amax(-1, keepdim=True))
+            safe = torch.where(top.isinf(), 0.0, top)  # rows that have read nothing yet
+            weights, kept = torch.exp(s - safe), torch.exp(high - safe)
+            total = total * kept + weights.sum(-1, keepdim=True)
+            part = weighted(F.dropout(weights, a.dropout).to(v.dtype), v[:, :, block], a, queries, keys)
+            out, high = out * kept + part, top
+        return torch.where(total > 0, out / total.clamp(min=1e-38), 0.0).to(q.dtype)
+
+    return _in_pieces(piecewise, q, min(KEY_BLOCK, k.shape[2]), a.spec.n_heads)
+
+

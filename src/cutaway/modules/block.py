@@ -7,10 +7,11 @@ from torch import nn
 
 from cutaway.modules.attention import Attention, LayerInputs
 from cutaway.modules.mlp import Mlp
+from cutaway.modules.moe import Moe
 from cutaway.modules.norm import Norm, norm_or_identity
 from cutaway.modules.tap import Tap
 from cutaway.shapes import Stream
-from cutaway.spec import AttentionSpec, BlockSpec, BranchSpec
+from cutaway.spec import AttentionSpec, BlockSpec, BranchSpec, MlpSpec, MoeSpec
 
 
 class Branch(nn.Module):
@@ -25,7 +26,7 @@ class Branch(nn.Module):
         super().__init__()
         self.spec = spec
         self.pre_norm = norm_or_identity(spec.pre_norm, d_model)
-        self.body = Attention(spec.body, d_model) if isinstance(spec.body, AttentionSpec) else Mlp(spec.body, d_model)
+        self.body = _body(spec.body, d_model)
         self.out_norm = norm_or_identity(spec.out_norm, d_model)
         self.post_norm = norm_or_identity(spec.post_norm, d_model)
 
@@ -76,3 +77,13 @@ class Block(nn.Module):
                 y = branch.read(start if self.spec.parallel else x, inner)
             x = branch(x, y, inputs, inner)
         return x
+
+
+def _body(spec: AttentionSpec | MlpSpec | MoeSpec, d_model: int) -> Attention | Mlp | Moe:
+    match spec:
+        case AttentionSpec():
+            return Attention(spec, d_model)
+        case MlpSpec():
+            return Mlp(spec, d_model)
+        case MoeSpec():
+            return Moe(spec, d_model)

@@ -8,11 +8,27 @@ import torch
 from torch import Tensor
 
 from cutaway.shapes import Angles, Positions
-from cutaway.spec import FactorScaling, LinearScaling, Llama3Scaling, RotarySpec, YarnScaling
+from cutaway.spec import (
+    DynamicScaling,
+    FactorScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    RotarySpec,
+    YarnScaling,
+)
 
 
-def speeds(spec: RotarySpec) -> tuple[Tensor, float]:
-    """Radians a position for each pair, and the factor on cos and sin. [d_rotary / 2]"""
+def speeds(spec: RotarySpec, longest: Tensor | None = None) -> tuple[Tensor, float]:
+    """Radians a position for each pair, and the factor on cos and sin.
+
+    Args:
+        spec: the rotary positions.
+        longest: tokens of each row so far, for scalings that ask; None is a short text. [batch]
+
+    Returns:
+        [d_rotary / 2], or [batch, d_rotary / 2] where the scaling asks for the length.
+    """
     pairs = torch.arange(0, spec.d_rotary, 2, dtype=torch.float32) / spec.d_rotary
     plain = 1.0 / (spec.base**pairs)
     match spec.scaling:
@@ -26,6 +42,20 @@ def speeds(spec: RotarySpec) -> tuple[Tensor, float]:
             return _llama3(plain, spec.scaling), 1.0
         case YarnScaling():
             return _yarn(spec.base**pairs, spec, spec.scaling), yarn_magnitude(spec.scaling)
+        case DynamicScaling():
+            return _dynamic(pairs, spec, spec.scaling, longest), 1.0
+        case LongScaling() as scaling:
+            lists = torch.tensor([scaling.short, scaling.long], dtype=torch.float32)
+            which = torch.zeros(1) if longest is None else (longest.cpu() > scaling.original_max_positions)
+            return 1.0 / (lists[which.long()] * spec.base**pairs), scaling.attention_factor
+
+
+def _dynamic(pairs: Tensor, spec: RotarySpec, scaling: DynamicScaling, longest: Tensor | None) -> Tensor:
+    original = scaling.original_max_positions
+    length = torch.full((1,), original) if longest is None else longest.cpu().clamp(min=original)
+    grown = scaling.factor * length.float() / original - (scaling.factor - 1)
+    base = spec.base * grown ** (spec.d_rotary / (spec.d_rotary - 2))
+    return 1.0 / (base[:, None] ** pairs)
 
 
 def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
@@ -72,20 +102,27 @@ def yarn_magnitude(scaling: YarnScaling) -> float:
 
 def rotary_table(spec: RotarySpec, positions: Positions, dtype: torch.dtype) -> tuple[Angles, Angles]:
     """cos and sin of every pair's angle at every position; a pad's is that of position 0."""
-    speed, magnitude = speeds(spec)
-    angles = positions.clamp(min=0)[..., None].float() * speed.to(positions.device)
+    longest = positions.amax(1) + 1 if isinstance(spec.scaling, DynamicScaling | LongScaling) else None
+    speed, magnitude = speeds(spec, longest)
+    speed = speed.to(positions.device)
+    angles = positions.clamp(min=0)[..., None].float() * (speed if speed.dim() == 1 else speed[:, None])
     return (angles.cos() * magnitude).to(dtype), (angles.sin() * magnitude).to(dtype)
 
 
-def rotate(x: Tensor, cos: Angles, sin: Angles) -> Tensor:
-    """Turn pair i, made of channels i and i + half, by its angle; channels past the pairs stay.
+def rotate(x: Tensor, cos: Angles, sin: Angles, interleaved: bool = False) -> Tensor:
+    """Turn each pair of channels by its angle; channels past the pairs stay.
 
-    [batch, query, head, d_head] → the same
+    Pair i is channels i and i + half, or, interleaved, 2 i and 2 i + 1. [batch, query, head, d_head] → the same
     """
     half = cos.shape[-1]
     cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
-    first, second = x[..., :half], x[..., half : 2 * half]
-    turned = [first * cos - second * sin, second * cos + first * sin]
+    if interleaved:
+        pairs = x[..., : 2 * half].unflatten(-1, (half, 2))
+        first, second = pairs[..., 0], pairs[..., 1]
+        turned = [torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(-2)]
+    else:
+        first, second = x[..., :half], x[..., half : 2 * half]
+        turned = [first * cos - second * sin, second * cos + first * sin]
     if x.shape[-1] > 2 * half:
         turned.append(x[..., 2 * half :])
     return torch.cat(turned, dim=-1)

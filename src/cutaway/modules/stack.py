@@ -8,7 +8,8 @@ from typing import TypeAlias
 from torch import nn
 
 from cutaway.cache import Cache
-from cutaway.modules.attention import LayerInputs
+from cutaway.modules.attention import How, LayerInputs
+from cutaway.modules.bias import ScoreBias
 from cutaway.modules.block import Block
 from cutaway.modules.norm import Norm, norm_or_identity
 from cutaway.modules.rotary import rotary_table
@@ -32,19 +33,24 @@ class Stack(nn.Module):
         self.spec = spec
         self.layers = nn.ModuleList(Block(layer, d_model) for layer in spec.layers)
         self.norm = norm_or_identity(spec.norm, d_model)
+        # Layers whose biases are specified alike share one.
+        attentions = {layer.attention.bias: layer.attention for layer in spec.layers if layer.attention.bias}
+        self.biases = nn.ModuleList(ScoreBias(bias, attention.n_heads) for bias, attention in attentions.items() if bias)
         # What is called in place of each layer, if anything is: see models.compiled.
         self.runners: list[Runner] | None = None
 
     def forward(
-        self, x: Stream, positions: Positions, cache: Cache, tap: Tap | None = None, explicit: bool = False
+        self, x: Stream, positions: Positions, cache: Cache, tap: Tap | None = None, how: How = "fused"
     ) -> Stream:
         """Run a pass that ``cache.begin`` has planned. Taps ``layers.{i}.…`` and ``norm.out``."""
         rotaries = {layer.attention.rotary for layer in self.spec.layers} - {None}
         tables = {spec: rotary_table(spec, positions, x.dtype) for spec in rotaries if spec is not None}
+        biases = {bias.spec: bias.table(x.device) for bias in self.biases if isinstance(bias, ScoreBias)}
         runners: Iterable[Runner] = self.layers if self.runners is None else self.runners
         for index, (run, spec) in enumerate(zip(runners, self.spec.layers, strict=True)):
-            rotary = spec.attention.rotary
-            inputs = LayerInputs(cache.layer(index), None if rotary is None else tables[rotary], explicit)
+            rotary, bias = spec.attention.rotary, spec.attention.bias
+            turn, table = None if rotary is None else tables[rotary], None if bias is None else biases[bias]
+            inputs = LayerInputs(cache.layer(index), turn, table, how)
             x = run(x, inputs, None if tap is None else tap.at(f"layers.{index}"))
         inner = None if tap is None else tap.at("norm")
         x = self.norm(x, inner) if isinstance(self.norm, Norm) else x

@@ -5,24 +5,33 @@ Everything here is hashable and compares by value, so that "the same kind of lay
 
 from cutaway.spec.attention import AttentionSpec, MaskRule
 from cutaway.spec.block import BlockSpec, BranchSpec
-from cutaway.spec.mlp import Activation, MlpSpec
+from cutaway.spec.mlp import Activation, MlpSpec, MoeSpec
 from cutaway.spec.model import EmbeddingSpec, HeadSpec, ModelSpec, StackSpec
 from cutaway.spec.norm import NormSpec
 from cutaway.spec.position import (
+    AlibiBias,
+    BucketBias,
+    DynamicScaling,
     FactorScaling,
     LearnedPositions,
     LinearScaling,
     Llama3Scaling,
+    LongScaling,
     RotarySpec,
+    ShawRelative,
+    SinusoidalPositions,
     YarnScaling,
 )
 from cutaway.spec.settings import GenerationSettings
 
 __all__ = [
     "Activation",
+    "AlibiBias",
     "AttentionSpec",
     "BlockSpec",
     "BranchSpec",
+    "BucketBias",
+    "DynamicScaling",
     "EmbeddingSpec",
     "FactorScaling",
     "GenerationSettings",
@@ -30,11 +39,15 @@ __all__ = [
     "LearnedPositions",
     "LinearScaling",
     "Llama3Scaling",
+    "LongScaling",
     "MaskRule",
     "MlpSpec",
     "ModelSpec",
+    "MoeSpec",
     "NormSpec",
     "RotarySpec",
+    "ShawRelative",
+    "SinusoidalPositions",
     "StackSpec",
     "YarnScaling",
 ]

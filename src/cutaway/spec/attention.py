@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from cutaway.spec.norm import NormSpec
-from cutaway.spec.position import RotarySpec
+from cutaway.spec.position import AlibiBias, BucketBias, RotarySpec, ShawRelative
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +16,15 @@ class MaskRule:
     Attributes:
         causal: only keys at the query's position or before.
         window: only keys less than this many positions away (both ways unless causal); None for all.
+        chunk: only keys in the same run of this many positions; None for all.
+        prefix: tokens of a prefix also read one another both ways. Which they are, the segments say: a token
+            of document d has segment d, and ``-1 - d`` within the prefix.
     """
 
     causal: bool = True
     window: int | None = None
+    chunk: int | None = None
+    prefix: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,12 @@ class AttentionSpec:
         d_head: width of one head, free of ``d_model / n_heads``.
         mask: the rule of who may read whom.
         rotary: rotary positions of this layer, if any.
-        qk_norm: norm of each head's query and key, before rotation.
+        qk_norm: norm of queries and keys.
+        qk_norm_over: each ``"head"`` on its own, or the whole ``"width"`` of the projection (OLMo 2).
+        qk_norm_after: norm after rotation rather than before.
+        bias: a bias on the scores by distance.
+        relative: learned vectors for distances.
+        clip: projections are clamped to ±clip (MPT).
         scale: multiplies the scores; None means ``d_head ** -0.5``.
         soft_cap: scores become ``cap * tanh(scores / cap)``.
         qkv_bias, out_bias: whether the projections have biases.
@@ -44,6 +55,11 @@ class AttentionSpec:
     mask: MaskRule = MaskRule()
     rotary: RotarySpec | None = None
     qk_norm: NormSpec | None = None
+    qk_norm_over: Literal["head", "width"] = "head"
+    qk_norm_after: bool = False
+    bias: AlibiBias | BucketBias | None = None
+    relative: ShawRelative | None = None
+    clip: float | None = None
     scale: float | None = None
     soft_cap: float | None = None
     qkv_bias: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cutaway.spec.attention import AttentionSpec
-from cutaway.spec.mlp import MlpSpec
+from cutaway.spec.mlp import MlpSpec, MoeSpec
 from cutaway.spec.norm import NormSpec
 
 
@@ -18,7 +18,7 @@ class BranchSpec:
         x ← post_norm( x + scale · out_norm( body( pre_norm(source) ) ) )
 
     Attributes:
-        name: ``"attn"`` or ``"mlp"``.
+        name: ``"attn"``, ``"mlp"`` or ``"moe"``.
         body: what is computed.
         pre_norm, out_norm, post_norm: the three optional norms.
         scale: constant on what is added (Granite).
@@ -26,7 +26,7 @@ class BranchSpec:
     """
 
     name: str
-    body: AttentionSpec | MlpSpec
+    body: AttentionSpec | MlpSpec | MoeSpec
     pre_norm: NormSpec | None = None
     out_norm: NormSpec | None = None
     post_norm: NormSpec | None = None

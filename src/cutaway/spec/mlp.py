@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Activation: TypeAlias = Literal["relu", "gelu", "gelu_tanh", "silu"]
+Activation: TypeAlias = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class MlpSpec:
 
     Attributes:
         d_ff: width between the two projections.
-        activation: ``gelu`` is exact (erf), ``gelu_tanh`` its approximation.
+        activation: ``gelu`` is exact (erf), ``gelu_tanh`` its approximation, ``relu2`` the square of ReLU.
         gated: whether a second projection opens and closes each channel.
         bias: whether gate and up have biases.
         out_bias: whether down has one.
@@ -25,3 +25,20 @@ class MlpSpec:
     gated: bool = False
     bias: bool = False
     out_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MoeSpec:
+    """A router sends each token to a few of many feed-forward networks (Shazeer et al. 2017; Jiang et al. 2024).
+
+    Attributes:
+        n_experts: networks there are.
+        top_k: networks a token goes to.
+        expert: what one of them is.
+        normalised: whether the chosen shares are divided by their sum.
+    """
+
+    n_experts: int
+    top_k: int
+    expert: MlpSpec
+    normalised: bool = True

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cutaway.spec.block import BlockSpec
 from cutaway.spec.norm import NormSpec
-from cutaway.spec.position import LearnedPositions
+from cutaway.spec.position import LearnedPositions, SinusoidalPositions
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +16,15 @@ class EmbeddingSpec:
     Attributes:
         scale: multiplies the token's row (Gemma: the root of d_model; Granite: its own constant).
         round_scale: whether the factor is first rounded to the weights' dtype (Gemma).
-        positions: a table added to the rows, if any.
+        positions: a table added to the rows, if any, learned or computed.
+        norm: of the sum (BLOOM).
         dropout: share of the sum dropped in training.
     """
 
     scale: float = 1.0
     round_scale: bool = False
-    positions: LearnedPositions | None = None
+    positions: LearnedPositions | SinusoidalPositions | None = None
+    norm: NormSpec | None = None
     dropout: float = 0.0
 
 
@@ -82,4 +84,4 @@ class ModelSpec:
     def position_limit(self) -> int | None:
         """Positions past which there is no number to compute (a learned table's end), or None."""
         table = self.embedding.positions
-        return None if table is None else table.limit
+        return table.limit if isinstance(table, LearnedPositions) else None

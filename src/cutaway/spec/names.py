@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from cutaway.errors import NameNotFound
 from cutaway.spec.attention import AttentionSpec
 from cutaway.spec.block import BranchSpec
-from cutaway.spec.mlp import MlpSpec
+from cutaway.spec.mlp import MlpSpec, MoeSpec
 from cutaway.spec.model import ModelSpec
 
 STREAM = ("batch", "query", "d_model")
@@ -21,6 +21,8 @@ def tap_names(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
     names: dict[str, tuple[str, ...]] = {"embed.tokens": STREAM}
     if spec.embedding.positions is not None:
         names["embed.positions"] = STREAM
+    if spec.embedding.norm is not None:
+        names["embed.norm_scale"] = SPREAD
     names["embed.out"] = STREAM
     for i, layer in enumerate(spec.decoder.layers):
         at = f"decoder.layers.{i}"
@@ -39,7 +41,14 @@ def _branch(branch: BranchSpec) -> dict[str, tuple[str, ...]]:
     if branch.pre_norm is not None:
         names["norm_scale"] = SPREAD
     names["in"] = STREAM
-    names |= _attention(branch.body) if isinstance(branch.body, AttentionSpec) else _mlp(branch.body)
+    match branch.body:
+        case AttentionSpec():
+            names |= _attention(branch.body)
+        case MlpSpec():
+            names |= _mlp(branch.body)
+        case MoeSpec():
+            experts = ("batch", "query", "expert")
+            names |= {"router_logits": experts, "router_weights": experts, "experts": (*experts, "d_model")}
     return names | {"body": STREAM, "out": STREAM, "resid": STREAM}
 
 
@@ -67,6 +76,8 @@ def axis_sizes(spec: ModelSpec, name: str) -> dict[str, int]:
         if isinstance(branch.body, AttentionSpec):
             body = branch.body
             sizes |= {"head": body.n_heads, "kv_head": body.n_kv_heads, "d_head": body.d_head}
+        elif isinstance(branch.body, MoeSpec):
+            sizes["expert"] = branch.body.n_experts
         else:
             sizes["d_ff"] = branch.body.d_ff
     return sizes

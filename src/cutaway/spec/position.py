@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,63 @@ class LearnedPositions:
     def limit(self) -> int:
         """Positions that have a row."""
         return self.n_rows - self.offset
+
+
+@dataclass(frozen=True, slots=True)
+class SinusoidalPositions:
+    """Fixed waves, slower and slower along the width, added to the token's embedding (Vaswani et al. 2017).
+
+    Attributes:
+        layout: ``"interleaved"`` alternates sine and cosine (the paper), ``"halves"`` has all sines first.
+    """
+
+    layout: Literal["interleaved", "halves"] = "interleaved"
+
+
+@dataclass(frozen=True, slots=True)
+class AlibiBias:
+    """Scores lowered in proportion to the distance, by a slope for each head (Press et al. 2022).
+
+    Attributes:
+        order: where the head count is no power of two: ``"append"`` puts the in-between slopes after those of the
+            power below (BLOOM, Falcon), ``"interleave"`` picks from those of the power above (MPT).
+        max_bias: the slopes run down to ``2 ** -max_bias``.
+        scaled: whether the bias is added before the scores are scaled (Falcon) rather than after.
+        half: whether slope times distance is rounded to bfloat16 (Falcon).
+    """
+
+    order: Literal["append", "interleave"] = "append"
+    max_bias: float = 8.0
+    scaled: bool = False
+    half: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BucketBias:
+    """A learned number for each head and bucket of distances, shared by the layers of a stack (Raffel et al. 2020).
+
+    Attributes:
+        n_buckets: half of them for exact short distances, half for growing ranges.
+        max_distance: everything from here on is one bucket.
+        both_ways: whether keys after the query have buckets of their own.
+    """
+
+    n_buckets: int
+    max_distance: int
+    both_ways: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShawRelative:
+    """A learned vector for each distance, added to the keys and perhaps the values (Shaw et al. 2018).
+
+    Attributes:
+        max_distance: distances are clipped to this, both ways.
+        values: whether the values get vectors too.
+    """
+
+    max_distance: int
+    values: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +121,42 @@ class YarnScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class DynamicScaling:
+    """The base grows with the text once that is longer than trained (dynamic NTK, bloc97 and emozilla 2023).
+
+    How long the text is, is asked of each row anew in every pass; keys that a cache holds keep the angles they got.
+    """
+
+    factor: float
+    original_max_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class LongScaling:
+    """Each pair's speed divided by its own factor, one list for short and one for long texts (Ding et al. 2024).
+
+    Attributes:
+        short, long: a factor for each pair.
+        original_max_positions: a row longer than this takes the long list, asked anew in every pass.
+        attention_factor: multiplies cos and sin.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_max_positions: int
+    attention_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class FactorScaling:
     """Each pair's speed divided by its own stated factor (a GGUF's ``rope_freqs`` tensor)."""
 
     factors: tuple[float, ...]
 
 
-RotaryScaling: TypeAlias = LinearScaling | Llama3Scaling | YarnScaling | FactorScaling
+RotaryScaling: TypeAlias = (
+    LinearScaling | Llama3Scaling | YarnScaling | FactorScaling | DynamicScaling | LongScaling
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +167,10 @@ class RotarySpec:
         base: pair i turns by ``base ** (-2 i / d_rotary)`` radians a position.
         d_rotary: channels that turn, the first of each head; the rest pass through.
         scaling: how the speeds are altered for texts longer than trained.
+        interleaved: a pair is two neighbouring channels (GPT-J), not two that stand half the width apart.
     """
 
     base: float
     d_rotary: int
     scaling: RotaryScaling | None = None
+    interleaved: bool = False
