@@ -18,9 +18,6 @@ from cutaway.formats.config import ConfigReader
 from cutaway.models import Transformer
 from cutaway.spec import ModelSpec
 
-# Tiny tensors gain nothing from a second thread, and lose twentyfold where others compete for it.
-torch.set_num_threads(1)
-
 # Numbers that a correct implementation must reproduce; each was recomputed independently.
 WORKED = json.loads((Path(__file__).parent / "worked_numbers.json").read_text())
 
