@@ -211,9 +211,9 @@ def test_watching_changes_nothing(model: Transformer, request: pytest.FixtureReq
     plain = run(model, ids)
     tap = Recorder(names)
     watched = run(model, ids, tap)
-    model.explicit = True
+    model.attention = "explicit"
     explicit = run(model, ids)
-    model.explicit = False
+    model.attention = "fused"
     measured = worst(plain, watched), worst(plain, explicit)
     print(f"{request.node.callspec.id}: watched {measured[0]:.1e}, explicit {measured[1]:.1e}")
     assert max(measured) <= WATCHED

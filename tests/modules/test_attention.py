@@ -17,9 +17,11 @@ from cutaway.cache import MaskKind, MaskPlan, allowed, new_cache
 from cutaway.cache import mask as mask_module
 from cutaway.cache.mask import plan_mask
 from cutaway.models import Transformer
-from cutaway.modules.attend import attend, explicit
+from cutaway.modules.attend import attend, blockwise, explicit
+from cutaway.modules.bias import ScoreBias, alibi_slopes, buckets
+from cutaway.modules.score import Attending
 from cutaway.modules.tap import Tap
-from cutaway.spec import AttentionSpec, MaskRule
+from cutaway.spec import AlibiBias, AttentionSpec, BucketBias, MaskRule, ShawRelative
 
 CPU = torch.device("cpu")
 
@@ -39,19 +41,48 @@ def random_heads(batch: int, n: int, spec: AttentionSpec, seed: int = 0) -> tupl
     return q, k, v
 
 
-def by_hand(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, mask: Tensor) -> Tensor:
+def attending(spec: AttentionSpec, plan: MaskPlan) -> Attending:
+    """With numbers for whatever the spec's positions learn."""
+    generator = torch.Generator().manual_seed(5)
+    out = Attending(spec, plan)
+    if spec.bias is not None:
+        bias = ScoreBias(spec.bias, spec.n_heads)
+        if bias.weight is not None:
+            torch.nn.init.normal_(bias.weight, generator=generator)
+        out.table = bias.table(CPU).detach()
+    if spec.relative is not None:
+        rows = 2 * spec.relative.max_distance + 1
+        out.near_keys = torch.randn(rows, spec.d_head, generator=generator)
+        out.near_values = torch.randn(rows, spec.d_head, generator=generator) if spec.relative.values else None
+    return out
+
+
+def by_hand(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, mask: Tensor, at: Tensor) -> Tensor:
     """One query and head at a time, in double precision."""
+    more = attending(spec, plan_of(spec.mask, at))
     z = torch.zeros(q.shape, dtype=torch.double)
     for b, h, i in torch.cartesian_prod(*map(torch.arange, q.shape[:3])).tolist():
         source = h // (spec.n_heads // spec.n_kv_heads)
         keys = [j for j in range(k.shape[2]) if mask[b, 0, i, j]]
         if not keys:
             continue
-        scores = (k[b, source, keys].double() @ q[b, h, i].double()) * spec.score_scale
+        far = at[b, keys] - at[b, i]
+        k_near, v_near = k[b, source, keys].double(), v[b, source, keys].double()
+        if spec.relative is not None:
+            near = far.clamp(-spec.relative.max_distance, spec.relative.max_distance) + spec.relative.max_distance
+            k_near = k_near + more.near_keys[near].double()
+            v_near = v_near + (0 if more.near_values is None else more.near_values[near].double())
+        scores = (k_near @ q[b, h, i].double()) * spec.score_scale
         if spec.soft_cap is not None:
             scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+        match spec.bias:
+            case AlibiBias():
+                slope = alibi_slopes(spec.n_heads, spec.bias)[h].double()
+                scores = scores + slope * far * (spec.score_scale if spec.bias.scaled else 1.0)
+            case BucketBias():
+                scores = scores + more.table[buckets(far, spec.bias), h].double()
         weights = torch.exp(scores - scores.max())
-        z[b, h, i] = (weights / weights.sum()) @ v[b, source, keys].double()
+        z[b, h, i] = (weights / weights.sum()) @ v_near
     return z.float()
 
 
@@ -68,10 +99,11 @@ def test_worked_softmax() -> None:
     plan = plan_of(MaskRule(), positions_of([3]), positions_of([0, 1, 2, 3]))
     for scale, key, within in ((1.0, "weights", 1e-6), (64**-0.5, "weights_over_sqrt_64", 1e-4)):
         spec = AttentionSpec(1, 1, 4, scale=scale)
-        for z in (explicit(q, k, v, spec, plan), attend(q, k, v, spec, plan, 0.0)):
+        for z in (way(q, k, v, attending(spec, plan)) for way in WAYS):
             assert z.flatten().tolist() == pytest.approx(case[key], abs=within)
 
 
+WAYS = (attend, explicit, blockwise)
 SPECS = {
     "plain": AttentionSpec(4, 4, 8),
     "grouped": AttentionSpec(4, 2, 8),
@@ -81,6 +113,13 @@ SPECS = {
     "window both ways": AttentionSpec(4, 2, 8, mask=MaskRule(causal=False, window=4)),
     "capped": AttentionSpec(4, 2, 8, soft_cap=1.5),
     "capped window": AttentionSpec(4, 2, 8, soft_cap=1.5, mask=MaskRule(window=5)),
+    "chunked": AttentionSpec(4, 2, 8, mask=MaskRule(chunk=4)),
+    "alibi": AttentionSpec(4, 2, 8, bias=AlibiBias()),
+    "alibi of three heads, scaled": AttentionSpec(3, 3, 8, bias=AlibiBias("interleave", scaled=True)),
+    "buckets": AttentionSpec(4, 2, 8, bias=BucketBias(8, 16)),
+    "buckets both ways": AttentionSpec(4, 2, 8, mask=MaskRule(causal=False), bias=BucketBias(8, 16, both_ways=True)),
+    "shaw": AttentionSpec(4, 2, 8, relative=ShawRelative(3)),
+    "shaw keys": AttentionSpec(4, 2, 8, mask=MaskRule(causal=False), relative=ShawRelative(2, values=False)),
 }
 ROWS = {
     "whole": positions_of([*range(12)], [*range(12)]),
@@ -97,19 +136,19 @@ def test_definition(name: str, rows: str) -> None:
     spec, positions = SPECS[name], ROWS[rows]
     q, k, v = random_heads(2, 12, spec)
     plan = plan_of(spec.mask, positions)
-    wanted = by_hand(q, k, v, spec, allowed(spec.mask, positions, positions))
-    for z in (attend(q, k, v, spec, plan, 0.0), explicit(q, k, v, spec, plan)):
+    wanted = by_hand(q, k, v, spec, allowed(spec.mask, positions, positions), positions)
+    for z in (way(q, k, v, attending(spec, plan)) for way in WAYS):
         torch.testing.assert_close(z, wanted, atol=2e-6, rtol=1e-5)
         assert bool((z.transpose(1, 2)[positions < 0] == 0).all())
 
 
-@pytest.mark.parametrize("way", [attend, explicit])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", SPECS)
 def test_a_pad_has_no_gradient(name: str, way) -> None:  # type: ignore[no-untyped-def]
     """Neither NaN nor any pull from a query that reads nothing, nor on a key that nobody reads."""
     spec, positions = SPECS[name], ROWS["padded"]
     heads = [x.requires_grad_() for x in random_heads(2, 12, spec)]
-    way(*heads, spec, plan_of(spec.mask, positions), 0.0).sum().backward()
+    way(*heads, attending(spec, plan_of(spec.mask, positions))).sum().backward()
     for x in heads:
         assert x.grad is not None
         assert bool(x.grad.isfinite().all())
@@ -117,21 +156,23 @@ def test_a_pad_has_no_gradient(name: str, way) -> None:  # type: ignore[no-untyp
     assert bool((heads[2].grad.transpose(1, 2)[positions >= 0] != 0).any())
 
 
+@pytest.mark.parametrize("way", [attend, blockwise])
 @pytest.mark.parametrize("name", SPECS)
-def test_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_pieces(name: str, way, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass too long for a whole mask is cut, and nothing changes."""
     from cutaway.modules import attend as attend_module
 
     spec, positions = SPECS[name], ROWS["padded"]
     heads = [x.requires_grad_() for x in random_heads(2, 12, spec)]
-    whole = attend(*heads, spec, plan_of(spec.mask, positions), 0.0)
+    whole = way(*heads, attending(spec, plan_of(spec.mask, positions)))
     wanted = torch.autograd.grad(whole.square().sum(), heads)
     for largest in (1, 30, 100):
         monkeypatch.setattr(mask_module, "LARGEST_MASK", largest)
         monkeypatch.setattr(attend_module, "LARGEST_MASK", largest)
+        monkeypatch.setattr(attend_module, "KEY_BLOCK", 5)
         plan = plan_of(spec.mask, positions)
         assert plan.mask is None
-        pieces = attend(*heads, spec, plan, 0.0)
+        pieces = way(*heads, attending(spec, plan))
         torch.testing.assert_close(pieces, whole, atol=1e-6, rtol=1e-5)
         got = torch.autograd.grad(pieces.square().sum(), heads)
         torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)

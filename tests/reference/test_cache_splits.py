@@ -162,6 +162,6 @@ def test_packed_documents_in_a_cache(name: str, sliding: bool, folder_of: Folder
 def test_explicit_attention_over_a_cache(name: str, folder_of: Folders) -> None:
     ids = tiny.ids(2, 40)
     model, whole = open_folder(folder_of(name)), oracle.logits(folder_of(name), ids)
-    model.explicit = True
+    model.attention = "explicit"
     cache = model.new_cache(batch=2)
     assert float((feed(model, cache, ids, [12, 18, 1, 9]) - whole).abs().max()) <= 1e-4

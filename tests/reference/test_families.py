@@ -43,7 +43,7 @@ def test_logits(name: str, folder_of: Folders, measured: Note) -> None:
     model, theirs = open_folder(folder_of(name)), oracle.logits(folder_of(name), ids)
     assert theirs.std() > 0.3
     assert measured(name, "logits", apart(model(ids), theirs)) <= 1e-4
-    model.explicit = True
+    model.attention = "explicit"
     assert measured(name, "explicit", apart(model(ids), theirs)) <= 1e-4
 
 
@@ -66,7 +66,7 @@ def test_padded_batches(name: str, folder_of: Folders, measured: Note) -> None:
             ids[i, where], positions[i, where] = row[0], torch.arange(n)
             places.append(where)
         for explicit in (False, True):
-            model.explicit = explicit
+            model.attention = "explicit" if explicit else "fused"
             logits = model(ids, positions=positions)
             assert logits.isfinite().all()
             for i, where in enumerate(places):
@@ -414,7 +414,7 @@ def test_packed_documents_do_not_meet(name: str, folder_of: Folders, measured: N
     positions = torch.cat([torch.arange(n) for n in lengths])[None]
     segments = torch.cat([torch.full((n,), i) for i, n in enumerate(lengths)])[None]
     for explicit in (False, True):
-        model.explicit = explicit
+        model.attention = "explicit" if explicit else "fused"
         packed = model(torch.cat(documents, 1), positions, segments)
         for part, document in zip(packed.split(lengths, 1), alone, strict=True):
             assert measured(name, "packed", apart(part, document)) <= 1e-4

@@ -49,7 +49,7 @@ def test_against_transformers(name: str, folder_of: Folders, measured: Note) -> 
     model, reference = open_folder(folder_of(name)), oracle.fresh(folder_of(name))
     theirs = gradients(reference, reference(input_ids=ids, use_cache=False).logits)
     for explicit in (False, True):
-        model.explicit = explicit
+        model.attention = "explicit" if explicit else "fused"
         ours = saved(family_of(model.spec.family).rules(model.spec), gradients(model, model(ids)))
         assert measured(name, "gradient", relative(ours, theirs)) <= 1e-4
 
@@ -67,7 +67,7 @@ def test_two_attentions(name: str, training: bool, measured: Note) -> None:
     segments[2, 8:] = 1
     results = []
     for explicit in (False, True):
-        model.explicit = explicit
+        model.attention = "explicit" if explicit else "fused"
         logits = torch.where(positions[..., None] >= 0, model(ids, positions, segments), 0.0)
         results.append((logits.detach(), gradients(model, logits)))
     (fused, fused_back), (plain, plain_back) = results
@@ -85,7 +85,7 @@ def _dropped(name: str) -> dict[str, Any]:
 def test_dropout(name: str, explicit: bool) -> None:
     """It acts in training only."""
     plain, model, ids = tiny.transformer(name), tiny.transformer(_dropped(name)), tiny.ids(2, 16)
-    plain.explicit = model.explicit = explicit
+    plain.attention = model.attention = "explicit" if explicit else "fused"
     assert torch.equal(model(ids), plain(ids))
     assert torch.equal(plain.train()(ids), plain.eval()(ids))
     model.train()

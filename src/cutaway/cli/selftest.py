@@ -79,11 +79,11 @@ def _compare(name: str, wanted: Tensor, compute: Callable[[], Tensor]) -> Check:
 
 @torch.no_grad()
 def _explicit(model: Transformer, ids: Tensor) -> Tensor:
-    model.explicit = True
+    model.attention = "explicit"
     try:
         return model(ids)[0]
     finally:
-        model.explicit = False
+        model.attention = "fused"
 
 
 @torch.no_grad()

@@ -11,9 +11,9 @@ from cutaway.cache import Cache, NoCache, StoredCache, new_cache
 from cutaway.errors import ContextExceeded
 from cutaway.models.compiled import compiled_blocks
 from cutaway.models.head import Head
+from cutaway.modules.attention import How
 from cutaway.modules.block import Block
 from cutaway.modules.embedding import Embedding
-from cutaway.modules.attention import How
 from cutaway.modules.stack import Stack
 from cutaway.modules.tap import Tap
 from cutaway.shapes import Ids, Logits, Stream

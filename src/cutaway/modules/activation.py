@@ -11,7 +11,6 @@ from torch import Tensor
 from cutaway.spec import Activation
 
 
-
 def relu2(x: Tensor) -> Tensor:
     """The square of ReLU (So et al. 2021)."""
     return F.relu(x).square()

@@ -113,5 +113,3 @@ def blockwise(q: QueryByHead, k: KeyByHead, v: KeyByHead, a: Attending) -> Query
         return torch.where(total > 0, out / total.clamp(min=1e-38), 0.0).to(q.dtype)
 
     return _in_pieces(piecewise, q, min(KEY_BLOCK, k.shape[2]), a.spec.n_heads)
-
-

@@ -35,7 +35,9 @@ class Stack(nn.Module):
         self.norm = norm_or_identity(spec.norm, d_model)
         # Layers whose biases are specified alike share one.
         attentions = {layer.attention.bias: layer.attention for layer in spec.layers if layer.attention.bias}
-        self.biases = nn.ModuleList(ScoreBias(bias, attention.n_heads) for bias, attention in attentions.items() if bias)
+        self.biases = nn.ModuleList(
+            ScoreBias(bias, attention.n_heads) for bias, attention in attentions.items() if bias
+        )
         # What is called in place of each layer, if anything is: see models.compiled.
         self.runners: list[Runner] | None = None
 

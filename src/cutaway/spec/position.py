@@ -154,9 +154,7 @@ class FactorScaling:
     factors: tuple[float, ...]
 
 
-RotaryScaling: TypeAlias = (
-    LinearScaling | Llama3Scaling | YarnScaling | FactorScaling | DynamicScaling | LongScaling
-)
+RotaryScaling: TypeAlias = LinearScaling | Llama3Scaling | YarnScaling | FactorScaling | DynamicScaling | LongScaling
 
 
 @dataclass(frozen=True, slots=True)
