@@ -71,9 +71,7 @@ def allowed(
         if not rule.causal:
             mask = mask & (k < q + rule.window)
     if rule.chunk is not None:
-        mask = mask & (
-            torch.div(q, rule.chunk, rounding_mode="floor") == torch.div(k, rule.chunk, rounding_mode="floor")
-        )
+        mask = mask & (q // rule.chunk == k // rule.chunk)
     if query_segments is not None and key_segments is not None:
         mine, theirs = query_segments[:, None, :, None], key_segments[:, None, None, :]
         if rule.prefix:  # within the prefix of one document, order does not matter

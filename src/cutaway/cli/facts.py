@@ -7,7 +7,19 @@ from typing import Any
 from cutaway.cli.anatomy import Source
 from cutaway.cli.text import Look, nbytes, rounded
 from cutaway.cli.tree import ranges
-from cutaway.spec import AttentionSpec, BlockSpec, BranchSpec, MlpSpec, ModelSpec, NormSpec
+from cutaway.spec import (
+    AlibiBias,
+    AttentionSpec,
+    BlockSpec,
+    BranchSpec,
+    BucketBias,
+    LearnedPositions,
+    MlpSpec,
+    ModelSpec,
+    MoeSpec,
+    NormSpec,
+    SinusoidalPositions,
+)
 
 __all__ = ["as_dict", "cache_bytes", "describe"]
 
@@ -73,7 +85,13 @@ def _folded(facts: list[str], look: Look) -> list[str]:
 
 def _branch(branch: BranchSpec) -> list[str]:
     body = branch.body
-    facts = _attention(body) if isinstance(body, AttentionSpec) else _mlp(body)
+    match body:
+        case AttentionSpec():
+            facts = _attention(body)
+        case MlpSpec():
+            facts = _mlp(body)
+        case MoeSpec():
+            facts = [f"{body.n_experts} experts, {body.top_k} for each token", *_mlp(body.expert)]
     for where, norm in (("before", branch.pre_norm), ("on its output", branch.out_norm), ("after", branch.post_norm)):
         if norm is not None:
             facts.append(f"{_norm(norm)} {where}")
@@ -89,6 +107,17 @@ def _attention(spec: AttentionSpec) -> list[str]:
     facts.append("causal" if spec.mask.causal else "both ways")
     if spec.mask.window is not None:
         facts.append(f"window {spec.mask.window:,}")
+    if spec.mask.chunk is not None:
+        facts.append(f"chunks of {spec.mask.chunk:,}")
+    match spec.bias:
+        case AlibiBias():
+            facts.append("ALiBi")
+        case BucketBias():
+            facts.append(f"{spec.bias.n_buckets} relative buckets")
+    if spec.relative is not None:
+        facts.append(f"relative vectors up to {spec.relative.max_distance}")
+    if spec.clip is not None:
+        facts.append(f"clipped at {spec.clip:g}")
     if spec.rotary is not None:
         turned = "" if spec.rotary.d_rotary == spec.d_head else f" on {spec.rotary.d_rotary} channels"
         facts.append(f"rotary base {spec.rotary.base:,.0f}{turned}")
@@ -115,7 +144,12 @@ def _norm(spec: NormSpec) -> str:
 def _embedding(spec: ModelSpec) -> list[str]:
     table = spec.embedding.positions
     facts = [] if spec.embedding.scale == 1 else [f"times {spec.embedding.scale:g}"]
-    return facts + ([] if table is None else [f"{table.limit:,} learned positions"])
+    match table:
+        case LearnedPositions():
+            facts.append(f"{table.limit:,} learned positions")
+        case SinusoidalPositions():
+            facts.append("sinusoidal positions")
+    return facts if spec.embedding.norm is None else [*facts, _norm(spec.embedding.norm)]
 
 
 def _head(spec: ModelSpec) -> list[str]:

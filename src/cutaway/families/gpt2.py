@@ -89,7 +89,7 @@ def write(spec: ModelSpec) -> dict[str, Any]:
     attention, mlp = parts(first)
     norm, table = first.branches[0].pre_norm, spec.embedding.positions
     assert norm is not None
-    assert table is not None
+    assert isinstance(table, LearnedPositions)
     scales = [layer.attention.score_scale for layer in spec.decoder.layers]
     return {
         "vocab_size": spec.vocab_size,

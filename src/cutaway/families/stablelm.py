@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from cutaway.families.common import (
@@ -16,7 +15,7 @@ from cutaway.families.common import (
     write_sizes,
 )
 from cutaway.families.family import Family
-from cutaway.families.rope import read_rotary_section, write_rotary
+from cutaway.families.rope import read_rotary, write_rotary
 from cutaway.formats.config import ConfigReader
 from cutaway.formats.rules import WeightRule
 from cutaway.spec import (
@@ -28,47 +27,8 @@ from cutaway.spec import (
     MlpSpec,
     ModelSpec,
     NormSpec,
-    RotarySpec,
     StackSpec,
 )
-
-FACTOR = "partial_rotary_factor"
-
-
-def _rotary(c: ConfigReader, d_head: int, max_positions: int) -> RotarySpec:
-    """Rotary positions, whose width is a share of the head: stated in the section, or flat beside it."""
-
-    def read_part(section: ConfigReader, share: float) -> int:
-        stated = section.number(FACTOR, share, above=0, high=1)
-        width = int(d_head * stated)
-        if width < 2 or width % 2:
-            expected = f"an even number of the head's {d_head} channels"
-            raise section.error(FACTOR, "rotary positions need an even width", expected=expected, got=stated)
-        return width
-
-    base, share = c.number("rope_theta", 10_000.0, above=0), c.number(FACTOR, 0.25, above=0, high=1)
-    found: list[RotarySpec] = []
-    for key in ("rope_parameters", "rope_scaling"):
-        section = c.section(key)
-        if section is not None:
-            found.append(read_rotary_section(section, read_part(section, share), max_positions, base=base))
-    if not found:
-        return RotarySpec(base, read_part(c, share))
-    spec = found[0]
-    if spec != found[-1]:
-        raise c.error("rope_scaling", "differs from rope_parameters")
-    if c.has("rope_theta") and spec.base != base:
-        raise c.error("rope_theta", "differs from rope_parameters/rope_theta", expected=spec.base, got=base)
-    if c.has(FACTOR) and spec.d_rotary != int(d_head * share):
-        raise c.error(FACTOR, f"differs from rope_parameters/{FACTOR}", expected=spec.d_rotary / d_head, got=share)
-    return spec
-
-
-def _write_rotary(spec: RotarySpec, d_head: int) -> dict[str, Any]:
-    share = spec.d_rotary / d_head
-    if int(d_head * share) < spec.d_rotary:  # rounded down: 44 · (30 / 44) is less than 30
-        share = math.nextafter(share, 1.0)
-    return {**write_rotary(spec), FACTOR: share}
 
 
 def read(c: ConfigReader) -> ModelSpec:
@@ -82,7 +42,7 @@ def read(c: ConfigReader) -> ModelSpec:
         n.n_heads,
         n.n_kv_heads,
         n.d_head,
-        rotary=_rotary(c, n.d_head, n.max_positions),
+        rotary=read_rotary(c, n.d_head, n.max_positions, share=0.25),
         qkv_bias=c.flag("use_qkv_bias", False),
         dropout=c.number("attention_dropout", 0.0, low=0, high=1),
     )
@@ -116,7 +76,7 @@ def write(spec: ModelSpec) -> dict[str, Any]:
         **write_sizes(spec),
         "hidden_act": ACTIVATION_NAMES[mlp.activation],
         "layer_norm_eps": first_norm(spec).eps,
-        "rope_parameters": _write_rotary(attention.rotary, attention.d_head),
+        "rope_parameters": write_rotary(attention.rotary, attention.d_head),
         "use_qkv_bias": attention.qkv_bias,
         "qk_layernorm": False,
         "use_parallel_residual": block.parallel,

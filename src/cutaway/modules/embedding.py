@@ -25,8 +25,8 @@ class Embedding(nn.Module):
         self.spec = spec
         self.tokens = nn.Parameter(torch.empty(vocab_size, d_model))
         table = spec.positions
-        learned = isinstance(table, LearnedPositions)
-        self.positions = nn.Parameter(torch.empty(table.n_rows, d_model)) if learned else None
+        n_rows = table.n_rows if isinstance(table, LearnedPositions) else None
+        self.positions = None if n_rows is None else nn.Parameter(torch.empty(n_rows, d_model))
         self.norm = None if spec.norm is None else Norm(spec.norm, d_model)
 
     def forward(self, ids: Ids, positions: Positions, tap: Tap | None = None) -> Stream:

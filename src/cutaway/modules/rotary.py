@@ -47,7 +47,7 @@ def speeds(spec: RotarySpec, longest: Tensor | None = None) -> tuple[Tensor, flo
         case LongScaling() as scaling:
             lists = torch.tensor([scaling.short, scaling.long], dtype=torch.float32)
             which = torch.zeros(1) if longest is None else (longest.cpu() > scaling.original_max_positions)
-            return 1.0 / (lists[which.long()] * spec.base**pairs), scaling.attention_factor
+            return 1.0 / (lists[which.long()] * spec.base**pairs), long_magnitude(scaling)
 
 
 def _dynamic(pairs: Tensor, spec: RotarySpec, scaling: DynamicScaling, longest: Tensor | None) -> Tensor:
@@ -98,6 +98,15 @@ def yarn_magnitude(scaling: YarnScaling) -> float:
     if scaling.mscale and scaling.mscale_all_dim:
         return magnitude(scaling.mscale) / magnitude(scaling.mscale_all_dim)
     return magnitude(1.0)
+
+
+def long_magnitude(scaling: LongScaling) -> float:
+    """The factor on cos and sin: as stated, or by how much longer the text may be (Ding et al. 2024, section 3.3)."""
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    if scaling.factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(scaling.factor) / math.log(scaling.original_max_positions))
 
 
 def rotary_table(spec: RotarySpec, positions: Positions, dtype: torch.dtype) -> tuple[Angles, Angles]:

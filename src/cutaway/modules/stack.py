@@ -34,10 +34,8 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(Block(layer, d_model) for layer in spec.layers)
         self.norm = norm_or_identity(spec.norm, d_model)
         # Layers whose biases are specified alike share one.
-        attentions = {layer.attention.bias: layer.attention for layer in spec.layers if layer.attention.bias}
-        self.biases = nn.ModuleList(
-            ScoreBias(bias, attention.n_heads) for bias, attention in attentions.items() if bias
-        )
+        heads = {layer.attention.bias: layer.attention.n_heads for layer in spec.layers}
+        self.biases = nn.ModuleList(ScoreBias(bias, n_heads) for bias, n_heads in heads.items() if bias is not None)
         # What is called in place of each layer, if anything is: see models.compiled.
         self.runners: list[Runner] | None = None
 

@@ -138,13 +138,15 @@ class LongScaling:
     Attributes:
         short, long: a factor for each pair.
         original_max_positions: a row longer than this takes the long list, asked anew in every pass.
-        attention_factor: multiplies cos and sin.
+        factor: how much longer than that a text may be.
+        attention_factor: multiplies cos and sin; None takes it from the formula.
     """
 
     short: tuple[float, ...]
     long: tuple[float, ...]
     original_max_positions: int
-    attention_factor: float = 1.0
+    factor: float = 1.0
+    attention_factor: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
