@@ -49,9 +49,9 @@ def read_rotary(
             stated = section.number(SHARE, share if outer_share is None else outer_share, above=0, high=1)
         width = int(d_head * stated)
         if width < 2 or width % 2:
-            where = ("head_dim", d_head) if share is None else (SHARE, stated)
+            at, key, got = (c, "head_dim", d_head) if share is None else (section, SHARE, stated)
             wanted = "an even number of a head's channels, at least 2"
-            raise section.error(where[0], "rotary positions need an even width", expected=wanted, got=where[1])
+            raise at.error(key, "rotary positions need an even width", expected=wanted, got=got)
         return RotarySpec(theta, width, read_scaling(section, width, max_positions, original), interleaved)
 
     sections = [c.section("rope_parameters"), c.section("rope_scaling")]
