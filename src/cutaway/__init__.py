@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cutaway.errors import CutawayError
     from cutaway.generation.generate import Generation
     from cutaway.inspection.trace import Trace
-    from cutaway.model import Model, load, save
+    from cutaway.model import Model, build, load, save
     from cutaway.spec.model import ModelSpec
 
 __version__ = "0.1.0"
@@ -26,10 +26,11 @@ _WHERE = {
     "Model": "cutaway.model",
     "ModelSpec": "cutaway.spec.model",
     "Trace": "cutaway.inspection.trace",
+    "build": "cutaway.model",
     "load": "cutaway.model",
     "save": "cutaway.model",
 }
-__all__ = ["CutawayError", "Generation", "Model", "ModelSpec", "Trace", "__version__", "load", "save"]
+__all__ = ["CutawayError", "Generation", "Model", "ModelSpec", "Trace", "__version__", "build", "load", "save"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cutaway.checkpoints.load import Checkpoint, load_checkpoint
+from cutaway.checkpoints.gguf_save import save_gguf
+from cutaway.checkpoints.load import Checkpoint, dtype_named, load_checkpoint
 from cutaway.checkpoints.progress import Progress
+from cutaway.checkpoints.recipe import read_recipe
 from cutaway.checkpoints.resolve import resolve
 from cutaway.checkpoints.save import save_folder
 from cutaway.errors import RequestError
@@ -24,8 +26,12 @@ from cutaway.generation.params import resolve as resolve_sampling
 from cutaway.generation.session import check_length, padded
 from cutaway.inspection import Edit, Trace, trace
 from cutaway.models import Transformer
+from cutaway.models.init import built
 from cutaway.spec import GenerationSettings, ModelSpec
-from cutaway.tokenizers.gguf import from_gguf
+from cutaway.spec.check import check
+from cutaway.spec.recipe import expand
+from cutaway.tokenizers.gguf import from_gguf, has_vocabulary
+from cutaway.tokenizers.gguf_write import gguf_vocabulary
 from cutaway.tokenizers.load import from_folder
 from cutaway.tokenizers.tokenizer import Tokenizer
 
@@ -55,7 +61,10 @@ class Score:
 
 
 class Model:
-    """A transformer with its tokenizer and its defaults for generating. Made by :func:`cutaway.load`."""
+    """A transformer with its tokenizer and its defaults for generating.
+
+    Made by :func:`cutaway.load` or :func:`cutaway.build`.
+    """
 
     def __init__(
         self,
@@ -159,6 +168,9 @@ class Model:
         **later: Any,
     ) -> Any:
         """Continue a prompt, or several at once.
+
+        A model whose rotary positions change with the length (LongRoPE, dynamic NTK) reads the whole prompt as long
+        or short as it is. Where the answer outgrows the original length, what was read before stays as it was read.
 
         Args:
             prompt: a text, messages (``[{"role": …, "content": …}, …]``), ids, or a list of any of these. Strings
@@ -356,7 +368,7 @@ def load(
     rows = checkpoint.transformer.spec.vocab_size
     tokenizer: Tokenizer | None
     if checkpoint.metadata:
-        has_one = "tokenizer.ggml.model" in checkpoint.metadata
+        has_one = has_vocabulary(checkpoint.metadata)
         tokenizer = from_gguf(checkpoint.metadata, checkpoint.types, vocab_rows=rows) if has_one else None
     else:
         tokenizer = from_folder(checkpoint.path, vocab_rows=rows)
@@ -371,18 +383,61 @@ def _with_ends(settings: GenerationSettings, eos_ids: Iterable[int]) -> Generati
     return replace(settings, eos_ids=tuple(sorted({*settings.eos_ids, *eos_ids})))
 
 
-def save(model: Model, path: str | PathLike[str], *, format: str = "hf") -> None:
-    """Write a model as a Hugging Face folder, whole or not at all, file by file.
+def build(recipe: ModelSpec | Mapping[str, Any] | str | PathLike[str], *, seed: int = 0) -> Model:
+    """Make a new model, its weights drawn at random.
+
+    Args:
+        recipe: a few words (see :mod:`cutaway.spec.recipe`) as a dict, as YAML text or as a YAML file; or a whole
+            spec.
+        seed: same seed, same weights.
+
+    Raises:
+        ConfigError: a word or value that makes no sense, by its pointer.
+        LimitExceeded, ResourceError: larger than any model, or than this machine.
+
+    >>> model = build({"d_model": 32, "n_heads": 4, "layers": 2, "vocab_size": 64, "positions": "alibi"})
+    >>> model.logits([1, 2, 3]).shape
+    torch.Size([1, 3, 64])
+    """
+    if isinstance(recipe, ModelSpec):
+        check(recipe)
+        return Model(built(recipe, seed))
+    words = recipe if isinstance(recipe, Mapping) else read_recipe(recipe)
+    return Model(built(expand(words), seed))
+
+
+def save(
+    model: Model,
+    path: str | PathLike[str],
+    *,
+    format: str = "hf",
+    dtype: torch.dtype | str | None = None,
+    verify: bool = True,
+) -> None:
+    """Write a model, whole or not at all, file by file.
 
     Args:
         model: what to save.
-        path: the folder; saving over the one that was loaded is safe.
-        format: ``"hf"``; others come later.
+        path: a folder, or for GGUF a file; saving over what was loaded is safe.
+        format: ``"hf"``, a Hugging Face folder in the words of the model's family; ``"gguf"``, one file for llama.cpp;
+            ``"cutaway"``, a folder of our own that holds any spec.
+        dtype: of the matrices in a GGUF, fp32, fp16 or bf16; by default the model's own, as in a folder.
+        verify: read what was written back and compare it, bit by bit, before it takes its name.
 
     Raises:
-        RequestError: another format.
+        RequestError: another format, or one that the model has no words in.
+        UnsupportedModelError, ConfigError, TokenizerError: something of the model that the format cannot say, by name.
         StorageError: the disk refused; what was there stays.
     """
-    if format != "hf":
-        raise RequestError("this format is not supported yet", field="format", expected="hf", got=format)
-    save_folder(model.transformer, Path(path), model._checkpoint)
+    number = dtype_named(dtype)
+    if format == "gguf":
+        tokenizer, settings = model.tokenizer, model.settings
+        rows = model.spec.vocab_size
+        vocabulary = None if tokenizer is None else gguf_vocabulary(tokenizer, rows, eos_ids=settings.eos_ids)
+        save_gguf(model.transformer, Path(path), vocabulary, dtype=number, verify=verify)
+        return
+    if format not in ("hf", "cutaway"):
+        raise RequestError("unknown format", field="format", expected="hf, gguf or cutaway", got=format)
+    if number not in (None, model.transformer.dtype):
+        raise RequestError("a folder holds the weights as they are", field="dtype", expected=None, got=dtype)
+    save_folder(model.transformer, Path(path), model._checkpoint, own=format == "cutaway", verify=verify)

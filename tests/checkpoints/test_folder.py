@@ -239,9 +239,12 @@ def test_h7_divisors(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "rope"),
     [
-        ("rope_type", {"rope_type": "longrope", "factor": 2.0}),
+        ("short_factor", {"rope_type": "longrope", "factor": 2.0}),
+        ("long_factor", {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0] * 3}),
+        ("rope_type", {"rope_type": "proportional"}),
         ("rope_type", {"rope_type": 5}),
-        ("type", {"type": "dynamic", "factor": 2.0}),
+        ("type", {"type": "mrope", "factor": 2.0}),
+        ("factor", {"type": "dynamic"}),
         ("factor", {"rope_type": "linear"}),
         ("factor", {"rope_type": "linear", "factor": 0}),
         ("factor", {"rope_type": "linear", "factor": -2.0}),

@@ -59,7 +59,7 @@ def test_prefixes_of_wrappers(name: str, saved: Callable[[str], Path]) -> None:
     assert abs(before - math.log(64)) > 0.01  # the loss of a model that knows nothing
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-tied", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "gpt2", "gpt-neox-sequential", "gptj"])
 def test_a_body_without_its_prefix(name: str, saved: Callable[[str], Path]) -> None:
     folder = saved(name)
     before = loss(load(folder))
@@ -137,6 +137,23 @@ def test_wrong_shapes_of_joined_and_turned_tensors(saved: Callable[[str], Path])
         assert caught.value.expected == str(list(plain[key].shape))
 
 
+def test_a_wrong_expert_is_named(saved: Callable[[str], Path]) -> None:
+    folder = saved("mixtral-window")
+    plain = load_file(folder / "model.safetensors")
+    at = "model.layers.1.block_sparse_moe"
+    for key, shape in (
+        (f"{at}.experts.3.w2.weight", (64, 32)),
+        (f"{at}.experts.0.w1.weight", (64,)),
+        (f"{at}.gate.weight", (4, 32)),
+    ):
+        rewrite(folder, lambda _, key=key, shape=shape: {**plain, key: torch.ones(shape)})  # type: ignore[misc]
+        with pytest.raises(ShapeMismatch, match="wrong shape") as caught:
+            load(folder)
+        assert caught.value.field == key
+        assert caught.value.expected == str(list(plain[key].shape))
+        assert caught.value.got == str(list(shape))
+
+
 def test_a_square_matrix_turned_is_another_model(saved: Callable[[str], Path]) -> None:
     """Shapes cannot tell; logits do: why every family is compared with its reference."""
     folder, key = saved("gpt2"), "transformer.h.0.attn.c_proj.weight"
@@ -199,6 +216,19 @@ def test_older_files_carry_masks_and_tables(saved: Callable[[str], Path]) -> Non
             {"transformer.h.0.attn.bias": torch.ones(1, 1, 64, 64), "transformer.h.1.attn.masked_bias": torch.ones(())},
         ),
         ("llama", {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}),
+        (
+            "gpt-neox",
+            {
+                "gpt_neox.layers.0.attention.bias": torch.ones(1, 1, 64, 64).bool(),
+                "gpt_neox.layers.1.attention.masked_bias": torch.ones(()),
+                "gpt_neox.layers.2.attention.rotary_emb.inv_freq": torch.ones(2),
+            },
+        ),
+        (
+            "gptj",
+            {"transformer.h.0.attn.bias": torch.ones(1, 1, 64, 64), "transformer.h.1.attn.masked_bias": torch.ones(())},
+        ),
+        ("phi", {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)}),
     ):
         folder = saved(name)
         before = loss(load(folder))

@@ -12,8 +12,10 @@ from cutaway.cache import allowed, build
 from cutaway.inspection import Recorder, Trace, trace
 from cutaway.models import Transformer
 from cutaway.modules.activation import ACTIVATIONS
+from cutaway.modules.bias import alibi_slopes
 from cutaway.modules.norm import Norm
-from cutaway.spec import AttentionSpec, MlpSpec
+from cutaway.modules.rotary import speeds
+from cutaway.spec import AlibiBias, AttentionSpec, MlpSpec, MoeSpec
 from cutaway.spec.names import axis_sizes, tap_names
 from tests.reference import tiny
 
@@ -110,7 +112,13 @@ def test_the_embedding(model: Transformer, seen: Trace) -> None:
     table = model.embed.tokens[torch.tensor(seen.tokens)] * model.spec.embedding.scale
     close(seen["embed.tokens"], table.detach())
     total = seen["embed.tokens"] + (seen.get("embed.positions", 0))
-    assert torch.equal(total, seen["embed.out"])
+    norm = model.embed.norm
+    if norm is None:
+        assert torch.equal(total, seen["embed.out"])
+    else:
+        close(norm(total).detach(), seen["embed.out"])
+        spread = total.var(-1, correction=0, keepdim=True) + norm.spec.eps
+        close(spread.rsqrt(), seen["embed.norm_scale"])
 
 
 def test_the_stream_is_handed_on(model: Transformer, seen: Trace) -> None:
@@ -133,8 +141,10 @@ def test_norms(model: Transformer, seen: Trace) -> None:
     last = branches(model)[-1][0]
     places.append(("decoder.norm.norm_scale", model.decoder.norm, f"{last}.resid", "decoder.norm.out"))
     for scale, norm, source, out in places:
-        if not isinstance(norm, Norm):  # a branch that reads what the first one's norm gave
-            assert torch.equal(seen[out], seen[places[places.index((scale, norm, source, out)) - 1][3]])
+        if not isinstance(norm, Norm):  # a branch that reads what the first one's norm gave, or the stream as it is
+            layers = model.spec.decoder.layers
+            first = seen[places[places.index((scale, norm, source, out)) - 1][3]]
+            assert torch.equal(seen[out], first if layers[0].shared_norm else seen[source])
             continue
         x = seen[source]
         if norm.spec.kind == "layer":
@@ -157,19 +167,30 @@ def test_attention(model: Transformer, seen: Trace) -> None:
             continue
         get = lambda name, at=at: seen[f"{at}.{name}"]  # noqa: E731
         x = get("in")
-        raw = branch.body.q(x).unflatten(-1, (spec.n_heads, spec.d_head))
-        close(branch.body.q_norm(raw).detach(), get("q"))
-        close(branch.body.v(x).unflatten(-1, (spec.n_kv_heads, spec.d_head)).detach(), get("v"))
+        most = float("inf") if spec.clip is None else spec.clip
+        raw = branch.body.q(x).clamp(-most, most)
+        raw = raw.unflatten(-1, (-1, spec.d_head)) if spec.qk_norm_over == "head" else raw  # the norm's last axis
+        close(branch.body.q_norm(raw).detach().view_as(get("q")), get("q"))
+        close(branch.body.v(x).clamp(-most, most).unflatten(-1, (spec.n_kv_heads, spec.d_head)).detach(), get("v"))
         q, k = (get("q_rot"), get("k_rot")) if spec.rotary else (get("q"), get("k"))
         if spec.rotary:  # a turn keeps lengths, and position 0 does not turn
-            magnitude = 1.0  # none of these cases scales cos and sin
-            close(q.norm(dim=-1), get("q").norm(dim=-1) * magnitude)
-            close(k[:, 0], get("k")[:, 0])
+            n, (_, magnitude) = spec.rotary.d_rotary, speeds(spec.rotary)  # LongRoPE and YaRN make them longer
+            close(q[..., :n].norm(dim=-1), get("q")[..., :n].norm(dim=-1) * magnitude)
+            close(k[:, 0, :, :n], get("k")[:, 0, :, :n] * magnitude)
+            close(q[..., n:], get("q")[..., n:])
+            close(k[..., n:], get("k")[..., n:])
 
         readers = torch.arange(spec.n_heads) // (spec.n_heads // spec.n_kv_heads)  # each query head's key/value head
         scores = torch.einsum("bqhd,bkhd->bhqk", q, k[:, :, readers]) * spec.score_scale
         if spec.soft_cap:
             scores = torch.tanh(scores / spec.soft_cap) * spec.soft_cap
+        if isinstance(spec.bias, AlibiBias):
+            slopes = alibi_slopes(spec.n_heads, spec.bias)[:, None, None]
+            if spec.bias.half:  # only differences count, and these are rounded from the start of the text
+                bias = (slopes.bfloat16() * positions[0]).float()
+            else:
+                bias = slopes * (positions[0] - positions[0][:, None])
+            scores = scores + bias * (spec.score_scale if spec.bias.scaled else 1)
         mask = allowed(spec.mask, positions, positions).expand_as(scores)
         close(scores.masked_fill(~mask, float("-inf")), get("scores"))
 
@@ -195,6 +216,38 @@ def test_the_feed_forward_network(model: Transformer, seen: Trace) -> None:
         close(curve(seen[f"{at}.gate"]) * up if spec.gated else curve(up), seen[f"{at}.act"])
         close(branch.body.up(seen[f"{at}.in"]).detach(), up)
         close(branch.body.down(seen[f"{at}.act"]).detach(), seen[f"{at}.body"])
+
+
+def test_experts(model: Transformer, seen: Trace) -> None:
+    """Shares by the definition, the experts' own numbers, and their sum."""
+    for at, branch, _ in branches(model):
+        spec, body = branch.spec.body, branch.body
+        if not isinstance(spec, MoeSpec):
+            continue
+        x, weights, experts = seen[f"{at}.in"], seen[f"{at}.router_weights"], seen[f"{at}.experts"]
+        close(body.router(x).detach(), seen[f"{at}.router_logits"])
+        assert bool(((weights > 0).sum(-1) == spec.top_k).all())
+        shares = seen[f"{at}.router_logits"].softmax(-1) * (weights > 0)
+        close(shares / shares.sum(-1, keepdim=True) if spec.normalised else shares, weights)
+        curve, gate = ACTIVATIONS[spec.expert.activation], body.gate
+        up = torch.einsum("bqm,efm->bqef", x, body.up)
+        hidden = curve(up) if gate is None else curve(torch.einsum("bqm,efm->bqef", x, gate)) * up
+        each = torch.einsum("bqef,emf->bqem", hidden, body.down) * weights[..., None]
+        close(each.detach(), experts)
+        close(experts.sum(2), seen[f"{at}.body"])
+
+
+def test_contributions_add_up_to_the_logit(model: Transformer, seen: Trace) -> None:
+    """Case I10: every part of the stream through the last norm, its scale held; then the cap, if there is one."""
+    norm, head, spec = model.decoder.norm, model.head, model.spec.head
+    matrix = model.embed.tokens if head.weight is None else head.weight
+    total = torch.zeros_like(seen["logits"]) if norm.bias is None else norm.bias @ matrix.t()
+    for part in (seen["embed.out"], *(seen[f"{at}.out"] for at, _, _ in branches(model))):
+        even = part - part.mean(-1, keepdim=True) if norm.spec.kind == "layer" else part
+        total = total + even * seen["decoder.norm.norm_scale"] * (norm.weight + norm.spec.offset) @ matrix.t()
+    total = (total if head.bias is None else total + head.bias) * spec.scale
+    logits = total if spec.soft_cap is None else spec.soft_cap * torch.tanh(total / spec.soft_cap)
+    torch.testing.assert_close(logits.detach(), seen["logits"], rtol=0, atol=1e-4)
 
 
 def test_logits_are_the_head_of_the_last_norm(model: Transformer, seen: Trace) -> None:

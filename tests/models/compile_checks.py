@@ -69,6 +69,14 @@ def test_a_hundred_steps(name: str, sliding: bool, monkeypatch: pytest.MonkeyPat
     assert set(seen[1:]) == {2 * kinds}
 
 
+def test_experts_are_left_as_they_are() -> None:
+    """As many tokens as there happen to be for each: no graph. Layers without experts have theirs."""
+    for name, graphs in (("mixtral-window", 0), ("qwen3-moe-listed", 2)):
+        torch._dynamo.reset()
+        plain, compiled, counter = pair(name)
+        assert list(generate(plain, compiled, tiny.ids(1, 12), 5, True, counter))[-1] == graphs
+
+
 def test_as_many_layers_as_one_likes() -> None:
     for n in (1, 8):
         torch._dynamo.reset()

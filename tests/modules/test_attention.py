@@ -302,6 +302,7 @@ def test_names_mean_what_they_say(name: str) -> None:
     logits = model(ids, tap=watch)
     torch.testing.assert_close(logits, model(ids), atol=5e-5, rtol=0)
     seen = watch.seen
+    before = seen["embed.out"]
     for i, layer in enumerate(model.decoder.layers):
         at = f"decoder.layers.{i}."
         bias = layer.branches["attn"].body.out.bias
@@ -311,9 +312,11 @@ def test_names_mean_what_they_say(name: str) -> None:
         torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))
         assert torch.equal(weights == 0, scores == float("-inf"))
         torch.testing.assert_close(seen[at + "resid_in"] + seen[at + "attn.out"], seen[at + "attn.resid"])
-        torch.testing.assert_close(seen[at + "attn.resid"] + seen[at + "mlp.out"], seen[at + "mlp.resid"])
+        last = at + model.spec.decoder.layers[i].branches[-1].name
+        torch.testing.assert_close(seen[at + "attn.resid"] + seen[last + ".out"], seen[last + ".resid"])
         if i:
-            assert torch.equal(seen[at + "resid_in"], seen[f"decoder.layers.{i - 1}.mlp.resid"])
+            assert torch.equal(seen[at + "resid_in"], before)
+        before = seen[last + ".resid"]
     assert torch.equal(seen["logits"], logits)
 
 

@@ -37,9 +37,10 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 @pytest.fixture(scope="session")
 def capped_oracle() -> Any:
-    """Gemma 3's caps, for the whole session: the setting is null in all other cases."""
+    """Gemma 3's caps and MPT's scales, for the whole session: the settings change nothing in all other cases."""
     with pytest.MonkeyPatch.context() as patch:
         oracle.use_attention_cap(patch)
+        oracle.use_mpt_settings(patch)
         yield
 
 

@@ -45,9 +45,12 @@ def relative(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 
 @pytest.mark.parametrize("name", tiny.CASES)
 def test_against_transformers(name: str, folder_of: Folders, measured: Note) -> None:
+    from transformers.core_model_loading import revert_weight_conversion
+
     ids = tiny.ids(2, 24)
     model, reference = open_folder(folder_of(name)), oracle.fresh(folder_of(name))
     theirs = gradients(reference, reference(input_ids=ids, use_cache=False).logits)
+    theirs = revert_weight_conversion(reference, theirs)  # under the names that are stored: an expert at a time
     for explicit in (False, True):
         model.attention = "explicit" if explicit else "fused"
         ours = saved(family_of(model.spec.family).rules(model.spec), gradients(model, model(ids)))
@@ -76,7 +79,11 @@ def test_two_attentions(name: str, training: bool, measured: Note) -> None:
 
 
 def _dropped(name: str) -> dict[str, Any]:
-    keys = ("resid_pdrop", "embd_pdrop", "attn_pdrop") if name == "gpt2" else ("attention_dropout",)
+    keys = ("resid_pdrop", "embd_pdrop", "attn_pdrop") if name in ("gpt2", "gptj") else ("attention_dropout",)
+    if name.startswith("falcon"):  # rotary and side by side, it drops nothing of attention's own
+        keys = ("hidden_dropout",)
+    if name == "mpt":
+        return {**tiny.config(name), "attn_config": {**tiny.config(name)["attn_config"], "attn_pdrop": 0.4}}
     return {**tiny.config(name), **dict.fromkeys(keys, 0.4)}
 
 

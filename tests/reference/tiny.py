@@ -110,6 +110,82 @@ def _stablelm(**options: Any) -> dict[str, Any]:
     return {"model_type": "stablelm", **SIZES, **_rope("default", 3000.0), "layer_norm_eps": 1e-4, **options}
 
 
+def _gpt_neox(**options: Any) -> dict[str, Any]:
+    sizes = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
+    return {"model_type": "gpt_neox", **sizes, "layer_norm_eps": 1e-4, **options}
+
+
+def _gptj(**options: Any) -> dict[str, Any]:
+    return {"model_type": "gptj", **GPT2, "rotary_dim": 4, **options}
+
+
+def _phi(**options: Any) -> dict[str, Any]:
+    return {"model_type": "phi", **SIZES, "layer_norm_eps": 1e-4, **options}
+
+
+def _olmo2(**options: Any) -> dict[str, Any]:
+    return {"model_type": "olmo2", **SIZES, **_rope("default", 3000.0), **options}
+
+
+def _smollm3(**options: Any) -> dict[str, Any]:
+    return {"model_type": "smollm3", **SIZES, **_rope("default", 3000.0), **options}
+
+
+def _falcon(**options: Any) -> dict[str, Any]:
+    sizes = {key: value for key, value in SIZES.items() if key not in ("num_key_value_heads", "intermediate_size")}
+    return {"model_type": "falcon", **sizes, **({} if "alibi" in options else _rope("default", 3000.0)), **options}
+
+
+# Heads of 8, and so many that their ALiBi slopes are no plain powers.
+SIX = {"hidden_size": 48, "num_attention_heads": 6}
+_RW = {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True, **SIX}
+
+
+def _bloom(**options: Any) -> dict[str, Any]:
+    sizes = {"vocab_size": 64, "hidden_size": 48, "n_layer": 3, "n_head": 6, "pad_token_id": 0}
+    return {"model_type": "bloom", **sizes, **options}
+
+
+def _mpt(heads: int = 6, attn: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    sizes = {"vocab_size": 64, "d_model": 8 * heads, "n_layers": 3, "n_heads": heads, "max_seq_len": 64}
+    return {"model_type": "mpt", **sizes, "pad_token_id": 0, "attn_config": attn or {}, **options}
+
+
+def _mixtral(**options: Any) -> dict[str, Any]:
+    return {"model_type": "mixtral", **SIZES, **_rope("default", 900.0), "num_local_experts": 5, **options}
+
+
+def _qwen3_moe(**options: Any) -> dict[str, Any]:
+    experts = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+    return {"model_type": "qwen3_moe", **SIZES, "head_dim": 16, **experts, **options}
+
+
+def _gemma2(**options: Any) -> dict[str, Any]:
+    return {
+        "model_type": "gemma2",
+        **SIZES,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 8,
+        **_rope("default", 700.0),
+        **options,
+    }
+
+
+def _phi3(**options: Any) -> dict[str, Any]:
+    return {"model_type": "phi3", **SIZES, **options}
+
+
+def _longrope(pairs: int, original: int, **options: Any) -> dict[str, Any]:
+    """Another factor for each pair, in either list."""
+    lists = {
+        "short_factor": [1.0 + 0.25 * i for i in range(pairs)],
+        "long_factor": [1.5 + 2.0 * i for i in range(pairs)],
+    }
+    rope = _rope("longrope", 3000.0, **lists, original_max_position_embeddings=original, **options)
+    return {**rope, "original_max_position_embeddings": original, "max_position_embeddings": 4 * original}
+
+
 def _gpt2(**options: Any) -> dict[str, Any]:
     return {"model_type": "gpt2", **GPT2, **options}
 
@@ -130,6 +206,7 @@ CASES: dict[str, dict[str, Any]] = {
     "llama-yarn-mscales-apart": _yarn(factor=16.0, mscale=1.3, mscale_all_dim=0.6),
     "llama-yarn-betas": _yarn(beta_fast=3.0, beta_slow=0.2),
     "llama-yarn-no-truncate": _yarn(beta_fast=2.0, beta_slow=0.3, truncate=False),
+    "llama-dynamic": _llama(**_rope("dynamic", factor=3.0)),
     "mistral-window": _mistral(sliding_window=8),
     "mistral-full": _mistral(sliding_window=None, head_dim=16),
     "qwen2": _qwen2(),
@@ -176,6 +253,78 @@ CASES: dict[str, dict[str, Any]] = {
     "stablelm-yarn": _stablelm(
         **_rope("yarn", factor=4.0, original_max_position_embeddings=16, partial_rotary_factor=0.75)
     ),
+    "gpt-neox": _gpt_neox(rotary_pct=0.5, rotary_emb_base=3000),
+    "gpt-neox-sequential": _gpt_neox(use_parallel_residual=False, tie_word_embeddings=True, hidden_act="relu"),
+    "gpt-neox-no-biases": _gpt_neox(attention_bias=False, rotary_pct=1.0, hidden_act="gelu_pytorch_tanh"),
+    "gpt-neox-linear": _gpt_neox(**_rope("linear", factor=2.0, partial_rotary_factor=0.75)),
+    "gptj": _gptj(),
+    "gptj-tied": _gptj(tie_word_embeddings=True, rotary_dim=8, activation_function="gelu"),
+    "gptj-inner": _gptj(n_inner=48, rotary_dim=2, layer_norm_epsilon=1e-3, activation_function="relu"),
+    "phi": _phi(partial_rotary_factor=0.75, **_rope("default", 3000.0)),
+    "phi-qk-norm": _phi(qk_layernorm=True, num_key_value_heads=4, tie_word_embeddings=True, hidden_act="relu"),
+    "phi-mqa": _phi(num_key_value_heads=1, head_dim=16, partial_rotary_factor=1.0, hidden_act="silu"),
+    "phi-linear": _phi(qk_layernorm=True, **_rope("linear", factor=2.0, partial_rotary_factor=0.25)),
+    "olmo2": _olmo2(),
+    "olmo2-biases": _olmo2(attention_bias=True, tie_word_embeddings=True, hidden_act="gelu", num_key_value_heads=4),
+    "olmo2-linear": _olmo2(head_dim=16, num_key_value_heads=1, **_rope("linear", factor=2.0)),
+    "smollm3": _smollm3(no_rope_layers=[1, 0, 1]),
+    "smollm3-interval": _smollm3(no_rope_layer_interval=2, attention_bias=True, tie_word_embeddings=False),
+    "smollm3-sliding": _smollm3(no_rope_layer_interval=2, use_sliding_window=True, sliding_window=8, mlp_bias=True),
+    "smollm3-layer-types": _smollm3(
+        no_rope_layers=[0, 1, 1],
+        use_sliding_window=True,
+        sliding_window=8,
+        layer_types=[NEAR, NEAR, FAR],
+        num_key_value_heads=None,
+        hidden_act="gelu",
+    ),
+    "smollm3-yarn": _smollm3(
+        **_rope("yarn", factor=4.0, original_max_position_embeddings=16), head_dim=16, no_rope_layer_interval=3
+    ),
+    "smollm3-no-positions": {"model_type": "smollm3", **SIZES, "no_rope_layers": [0, 0, 0], "hidden_act": "relu"},
+    "falcon": _falcon(),
+    "falcon-options": _falcon(bias=True, ffn_hidden_size=48, activation="relu", tie_word_embeddings=False),
+    "falcon-linear": _falcon(layer_norm_epsilon=1e-3, activation="gelu_pytorch_tanh", **_rope("linear", factor=4.0)),
+    "falcon-mha": _falcon(multi_query=False),
+    "falcon-sequential": _falcon(parallel_attn=False, activation="silu"),
+    "falcon-40b": _falcon(new_decoder_architecture=True, num_kv_heads=2),
+    "falcon-40b-options": _falcon(new_decoder_architecture=True, num_kv_heads=1, bias=True, alibi=True),
+    "falcon-11b": _falcon(new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1, bias=True),
+    "falcon-rw": _falcon(**_RW),
+    "falcon-rw-power-of-two": _falcon(**{**_RW, "num_attention_heads": 8, "hidden_size": 64}),
+    "falcon-alibi-7b": _falcon(alibi=True, **SIX),
+    "bloom": _bloom(),
+    "bloom-power-of-two": _bloom(n_head=4, layer_norm_epsilon=1e-3, slow_but_exact=True),
+    "bloom-untied": _bloom(n_head=3, tie_word_embeddings=False),
+    "mpt": _mpt(attn={"clip_qkv": 0.9}),
+    "mpt-power-of-two": _mpt(heads=4, layer_norm_epsilon=1e-3, learned_pos_emb=False, norm_type="layernorm"),
+    "mpt-scales": _mpt(heads=3, attn={"alibi_bias_max": 4, "softmax_scale": 0.2}, tie_word_embeddings=False),
+    "mpt-logit-scale": _mpt(logit_scale=0.4, expansion_ratio=3),
+    "mixtral": _mixtral(),
+    "mixtral-window": _mixtral(sliding_window=8, num_experts_per_tok=3, head_dim=16, tie_word_embeddings=True),
+    "mixtral-top-1": _mixtral(num_experts_per_tok=1, hidden_act="gelu", **_rope("linear", factor=2.0)),
+    "qwen3-moe": _qwen3_moe(),
+    "qwen3-moe-normalised": _qwen3_moe(norm_topk_prob=True, num_experts_per_tok=2, attention_bias=True),
+    # Experts in the second layer only.
+    "qwen3-moe-step": _qwen3_moe(decoder_sparse_step=2, tie_word_embeddings=True, **_rope("linear", factor=2.0)),
+    "qwen3-moe-listed": _qwen3_moe(
+        mlp_only_layers=[1], use_sliding_window=True, sliding_window=8, hidden_act="gelu", **_rope("default", 500.0)
+    ),
+    "gemma2": _gemma2(),
+    "gemma2-caps": _gemma2(attn_logit_softcapping=1.0, final_logit_softcapping=2.0, layer_types=[FAR, NEAR, NEAR]),
+    "gemma2-uncapped": _gemma2(
+        attn_logit_softcapping=None,
+        final_logit_softcapping=None,
+        tie_word_embeddings=False,
+        attention_bias=True,
+        hidden_activation="silu",
+    ),
+    "gemma2-linear": _gemma2(layer_types=[FAR] * 3, **_rope("linear", factor=8.0)),
+    "phi3": _phi3(partial_rotary_factor=0.5),
+    "phi3-window": _phi3(sliding_window=8, num_key_value_heads=4, hidden_act="gelu", tie_word_embeddings=True),
+    "phi3-longrope": _phi3(**_longrope(3, 64, partial_rotary_factor=0.75)),
+    "phi3-longrope-factor": _phi3(**_longrope(4, 64, factor=32.0), sliding_window=8),
+    "phi3-longrope-attention-factor": _phi3(**_longrope(4, 64, factor=32.0, attention_factor=1.3)),
     "gpt2": _gpt2(),
     "gpt2-inverse-layer": _gpt2(scale_attn_by_inverse_layer_idx=True, activation_function="gelu"),
     "gpt2-unscaled": _gpt2(scale_attn_weights=False, activation_function="relu"),
@@ -195,6 +344,21 @@ FAMILIES = (
     "granite",
     "stablelm",
     "stablelm-parallel",
+    "gpt-neox",
+    "gpt-neox-sequential",
+    "gptj",
+    "phi",
+    "phi-qk-norm",
+    "olmo2",
+    "smollm3-layer-types",
+    "falcon-40b",
+    "falcon-rw",
+    "bloom",
+    "mpt",
+    "mixtral-window",
+    "qwen3-moe-listed",
+    "gemma2",
+    "phi3-longrope",
     "gpt2",
 )
 

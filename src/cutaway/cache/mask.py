@@ -43,12 +43,13 @@ class MaskPlan:
     key_segments: KeyPositions | None = None
     mask: Mask | None = None
 
-    def piece(self, start: int, stop: int) -> Mask:
-        """The mask for queries start..stop. [batch, 1, stop - start, key]"""
+    def piece(self, start: int, stop: int, keys: slice = slice(None)) -> Mask:
+        """The mask for queries start..stop, and all keys or some. [batch, 1, stop - start, key]"""
         if self.mask is not None:
-            return self.mask[:, :, start:stop]
-        segments = None if self.query_segments is None else self.query_segments[:, start:stop]
-        return allowed(self.rule, self.queries[:, start:stop], self.keys, segments, self.key_segments)
+            return self.mask[:, :, start:stop, keys]
+        mine, theirs = self.query_segments, self.key_segments
+        mine, theirs = None if mine is None else mine[:, start:stop], None if theirs is None else theirs[:, keys]
+        return allowed(self.rule, self.queries[:, start:stop], self.keys[:, keys], mine, theirs)
 
 
 def allowed(

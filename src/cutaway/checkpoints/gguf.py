@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -19,7 +20,24 @@ from cutaway.spec import AttentionSpec, BranchSpec, FactorScaling, GenerationSet
 _EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
 
-def read_gguf(file: GgufFile | SplitGguf, path: str) -> tuple[Family, ModelSpec, GenerationSettings]:
+class Shaped(Protocol):
+    """Something with a shape, outermost first."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+class GgufTables(Protocol):
+    """What a spec is read from: key/values, and the tensors' shapes."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+    @property
+    def tensors(self) -> Mapping[str, Shaped]: ...
+    def read(self, name: str) -> Tensor: ...
+
+
+def read_gguf(file: GgufTables, path: str) -> tuple[Family, ModelSpec, GenerationSettings]:
     """Family, spec and generation defaults of a GGUF.
 
     Raises:
@@ -61,7 +79,7 @@ def _read_spec(family: Family, config: dict[str, Any], path: str) -> ModelSpec:
         raise type(error)(error.what, path=path, field=field, expected=error.expected, got=error.got) from error
 
 
-def _compare_layers(file: GgufFile | SplitGguf, arch: str, metadata: dict[str, Any], path: str) -> None:
+def _compare_layers(file: GgufTables, arch: str, metadata: dict[str, Any], path: str) -> None:
     """The stated number of layers against the tensors, before anything is built for it."""
     stated = metadata.get(f"{arch}.block_count")
     numbers = (name.split(".")[1] for name in file.tensors if name.startswith("blk."))

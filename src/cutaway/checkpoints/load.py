@@ -74,7 +74,7 @@ def load_checkpoint(
         CutawayError: see ``errors``; nothing is ever half loaded.
     """
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    number = _dtype(dtype)
+    number = dtype_named(dtype)
     if resolved.kind == "gguf":
         return _load_gguf(resolved, number or torch.float32, target, progress)
     folder = resolved.path if resolved.kind == "folder" else resolved.path.parent
@@ -118,7 +118,12 @@ def _load_gguf(
         return Checkpoint(model.eval(), settings, resolved.path, resolved.origin, dict(file.metadata), file.type_of)
 
 
-def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+def dtype_named(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """A dtype by its name; None for none and for ``"auto"``.
+
+    Raises:
+        RequestError: no dtype that weights have.
+    """
     if dtype is None or dtype == "auto" or isinstance(dtype, torch.dtype):
         return None if dtype == "auto" else dtype  # type: ignore[return-value]
     if dtype not in DTYPES:

@@ -134,17 +134,19 @@ def _compare_shapes(
             got = []
         wanted = [own[name] for name in rule.ours]
     if got != wanted:
-        expected = _before(rule, wanted)
-        raise ShapeMismatch(
-            "wrong shape", path=path, field=rule.theirs[0], expected=expected, got=list(shapes[0]) if shapes else None
+        right = _before(rule, wanted)
+        names = [name for name in rule.theirs if name in stored]
+        name, expected, shape = next(
+            (row for row in zip(names, right, shapes, strict=True) if row[1] != row[2]), (names[0], right[0], shapes[0])
         )
+        raise ShapeMismatch("wrong shape", path=path, field=name, expected=list(expected), got=list(shape))
 
 
-def _before(rule: WeightRule, wanted: list[tuple[int, ...]]) -> list[int]:
-    """The stored shape that would have been right."""
+def _before(rule: WeightRule, wanted: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The stored shapes that would have been right."""
     if isinstance(rule, Tie):
-        return list(wanted[0])
-    return list(rule.save(tuple(torch.empty(shape, device="meta") for shape in wanted))[0].shape)
+        return wanted
+    return [tuple(t.shape) for t in rule.save(tuple(torch.empty(shape, device="meta") for shape in wanted))]
 
 
 def _read(source: TensorSource, name: str, path: str) -> Tensor:

@@ -80,13 +80,13 @@ class Source:
 
     def tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer; None if it has none."""
-        from cutaway.tokenizers.gguf import from_gguf
+        from cutaway.tokenizers.gguf import from_gguf, has_vocabulary
         from cutaway.tokenizers.load import from_folder
 
         path, rows = self.resolved.path, None if self.spec is None else self.spec.vocab_size
         if self.types is None:
             return from_folder(path if path.is_dir() else path.parent, vocab_rows=rows)
-        if "tokenizer.ggml.model" not in self.config:
+        if not has_vocabulary(self.config):
             return None
         return from_gguf(self.config, self.types, vocab_rows=rows, path=str(path))
 

@@ -42,12 +42,13 @@ def describe(source: Source, look: Look) -> list[str]:
         kinds.setdefault(layer, []).append(i)
     for layer, where in kinds.items():
         if len(kinds) > 1:
-            heading = f"layers {ranges(where)}"
+            heading = f"layer{'s' if len(where) > 1 else ''} {ranges(where)}"
             lines.append(look.paint(heading.replace("–", "-") if look.plain else heading, "dim"))
         for branch in layer.branches:
             lines += _wrapped(branch.name, _branch(branch), look)
         if layer.parallel:
-            lines.append("  the branches read the same input, side by side")
+            through = ", through the first one's norm" if layer.shared_norm else ""
+            lines.append(f"  the branches read the same input, side by side{through}")
     lines += _wrapped("embed", _embedding(spec), look)
     lines += _wrapped("head", _head(spec), look)
     memory = [f"{nbytes(4 * count)} in fp32", f"{nbytes(2 * count)} in bf16"]
@@ -109,22 +110,28 @@ def _attention(spec: AttentionSpec) -> list[str]:
         facts.append(f"window {spec.mask.window:,}")
     if spec.mask.chunk is not None:
         facts.append(f"chunks of {spec.mask.chunk:,}")
+    if spec.mask.prefix:
+        facts.append("a prefix both ways")
     match spec.bias:
         case AlibiBias():
             facts.append("ALiBi")
         case BucketBias():
             facts.append(f"{spec.bias.n_buckets} relative buckets")
     if spec.relative is not None:
-        facts.append(f"relative vectors up to {spec.relative.max_distance}")
+        facts.append(f"relative vectors up to {spec.relative.max_distance:,}")
     if spec.clip is not None:
         facts.append(f"clipped at {spec.clip:g}")
     if spec.rotary is not None:
         turned = "" if spec.rotary.d_rotary == spec.d_head else f" on {spec.rotary.d_rotary} channels"
-        facts.append(f"rotary base {spec.rotary.base:,.0f}{turned}")
+        pairs = ", neighbours paired" if spec.rotary.interleaved else ""
+        facts.append(f"rotary base {spec.rotary.base:,.0f}{turned}{pairs}")
         if spec.rotary.scaling is not None:
             facts.append(type(spec.rotary.scaling).__name__.removesuffix("Scaling").lower() + " scaling")
     if spec.qk_norm is not None:
-        facts.append("q and k normed")
+        over = " whole" if spec.qk_norm_over == "width" else ""
+        facts.append(f"q and k normed{over}{' after turning' if spec.qk_norm_after else ''}")
+    if spec.scale is not None and spec.scale != spec.d_head**-0.5:
+        facts.append(f"scores times {spec.scale:g}")
     if spec.soft_cap is not None:
         facts.append(f"scores capped at {spec.soft_cap:g}")
     if spec.qkv_bias or spec.out_bias:
@@ -154,6 +161,8 @@ def _embedding(spec: ModelSpec) -> list[str]:
 
 def _head(spec: ModelSpec) -> list[str]:
     facts = ["the embedding table again" if spec.head.tied else "a matrix of its own"]
+    if spec.head.bias:
+        facts.append("a bias")
     if spec.head.scale != 1:
         facts.append(f"times {spec.head.scale:g}")
     if spec.head.soft_cap is not None:

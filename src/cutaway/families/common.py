@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cutaway.formats.config import ConfigReader
-from cutaway.formats.rules import Drop, Tie, WeightRule, at_layer, rename
-from cutaway.spec import Activation, AttentionSpec, BlockSpec, BranchSpec, MlpSpec, ModelSpec, NormSpec
+from cutaway.formats.rules import Drop, Tie, WeightRule, rename
+from cutaway.spec import Activation, AttentionSpec, BlockSpec, BranchSpec, MlpSpec, ModelSpec, MoeSpec, NormSpec
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -75,6 +75,25 @@ def read_sizes(
     )
 
 
+def spelled(c: ConfigReader, *keys: str) -> str:
+    """The one of a setting's names that this config uses.
+
+    Raises:
+        ConfigError: it uses two, and they differ.
+    """
+    used = [key for key in keys if c.raw(key, None) is not None] or [keys[0]]
+    for key in used[1:]:
+        c.fixed(key, (c.raw(used[0]),))
+    return used[0]
+
+
+def head_width(c: ConfigReader, key: str, d_model: int, n_heads: int) -> int:
+    """The width of a head where the heads together, as many as ``key`` says, are as wide as the stream."""
+    if d_model % n_heads:
+        raise c.error(key, "must divide the width of the stream", expected=f"a divisor of {d_model}", got=n_heads)
+    return d_model // n_heads
+
+
 def write_sizes(spec: ModelSpec) -> dict[str, Any]:
     """The same numbers, from a spec."""
     attention, mlp = parts(spec.decoder.layers[0])
@@ -92,20 +111,23 @@ def write_sizes(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def pre_norm_block(attention: AttentionSpec, mlp: MlpSpec, norm: NormSpec, scale: float = 1.0) -> BlockSpec:
+def pre_norm_block(
+    attention: AttentionSpec, mlp: MlpSpec | MoeSpec, norm: NormSpec, scale: float = 1.0, dropout: float = 0.0
+) -> BlockSpec:
     """Attention, then feed-forward, each reading the stream through a norm: most of today's decoders."""
+    name = "moe" if isinstance(mlp, MoeSpec) else "mlp"
     return BlockSpec(
         (
-            BranchSpec("attn", attention, pre_norm=norm, scale=scale),
-            BranchSpec("mlp", mlp, pre_norm=norm, scale=scale),
+            BranchSpec("attn", attention, pre_norm=norm, scale=scale, dropout=dropout),
+            BranchSpec(name, mlp, pre_norm=norm, scale=scale, dropout=dropout),
         )
     )
 
 
 def parts(block: BlockSpec) -> tuple[AttentionSpec, MlpSpec]:
-    """A block's attention and feed-forward."""
-    mlp = next(branch.body for branch in block.branches if isinstance(branch.body, MlpSpec))
-    return block.attention, mlp
+    """A block's attention and feed-forward: of experts, what one of them is."""
+    bodies = [branch.body.expert if isinstance(branch.body, MoeSpec) else branch.body for branch in block.branches]
+    return block.attention, next(body for body in bodies if isinstance(body, MlpSpec))
 
 
 def first_norm(spec: ModelSpec) -> NormSpec:
@@ -131,7 +153,46 @@ def write_windows(spec: ModelSpec) -> dict[str, Any]:
     return {**stated, **({"sliding_window": widths.pop()} if widths else {})}
 
 
-NORM_NAMES = {"attn.pre_norm": "input_layernorm", "mlp.pre_norm": "post_attention_layernorm"}
+NORM_NAMES = {
+    "attn.pre_norm": "input_layernorm",
+    "mlp.pre_norm": "post_attention_layernorm",
+    "moe.pre_norm": "post_attention_layernorm",
+}
+
+
+def layer_rules(block: BlockSpec, i: int, at: str, names: dict[str, str]) -> list[WeightRule]:
+    """Parts of layer ``i`` under other names, each with its bias where the spec says that it has one.
+
+    Args:
+        block: the layer.
+        i: its number.
+        at: what its tensors' names start with.
+        names: our part → its name there.
+    """
+    biased = with_bias(block)
+    return [
+        rename(f"decoder.layers.{i}.branches.{ours}.{kind}", f"{at}.{theirs}.{kind}")
+        for ours, theirs in names.items()
+        for kind in (("weight", "bias") if ours in biased else ("weight",))
+    ]
+
+
+def with_bias(block: BlockSpec) -> set[str]:
+    """The parts of a block that have biases."""
+    found: set[str] = set()
+    for branch in block.branches:
+        body, at = branch.body, f"{branch.name}.body"
+        if isinstance(body, AttentionSpec):
+            found |= {f"{at}.{x}" for x in "qkv"} if body.qkv_bias else set()
+            found |= {f"{at}.out"} if body.out_bias else set()
+            found |= {f"{at}.q_norm", f"{at}.k_norm"} if body.qk_norm is not None and body.qk_norm.bias else set()
+        elif isinstance(body, MlpSpec):
+            found |= {f"{at}.gate", f"{at}.up"} if body.bias else set()
+            found |= {f"{at}.down"} if body.out_bias else set()
+        for slot in ("pre_norm", "out_norm", "post_norm"):
+            norm: NormSpec | None = getattr(branch, slot)
+            found |= {f"{branch.name}.{slot}"} if norm is not None and norm.bias else set()
+    return found
 
 
 def llama_rules(spec: ModelSpec, norms: dict[str, str] | None = None) -> list[WeightRule]:
@@ -145,24 +206,15 @@ def llama_rules(spec: ModelSpec, norms: dict[str, str] | None = None) -> list[We
     for i, layer in enumerate(spec.decoder.layers):
         attention, mlp = parts(layer)
         names = {f"attn.body.{x}": f"self_attn.{x}_proj" for x in "qkv"}
-        biased = set(names) if attention.qkv_bias else set()
         names |= {"attn.body.out": "self_attn.o_proj", "mlp.body.up": "mlp.up_proj", "mlp.body.down": "mlp.down_proj"}
-        biased |= {"attn.body.out"} if attention.out_bias else set()
-        biased |= {"mlp.body.gate", "mlp.body.up"} if mlp.bias else set()
-        biased |= {"mlp.body.down"} if mlp.out_bias else set()
         if mlp.gated:
             names["mlp.body.gate"] = "mlp.gate_proj"
         if attention.qk_norm is not None:
             names |= {"attn.body.q_norm": "self_attn.q_norm", "attn.body.k_norm": "self_attn.k_norm"}
         names |= norms or NORM_NAMES
-        for branch in layer.branches:
-            for slot in ("pre_norm", "out_norm", "post_norm"):
-                norm: NormSpec | None = getattr(branch, slot)
-                biased |= {f"{branch.name}.{slot}"} if norm is not None and norm.bias else set()
-        for ours, theirs in names.items():
-            for kind in ("weight", "bias") if ours in biased else ("weight",):
-                rule = rename(f"decoder.layers.{{i}}.branches.{ours}.{kind}", f"model.layers.{{i}}.{theirs}.{kind}")
-                rules.append(at_layer(rule, i))
+        here = {branch.name for branch in layer.branches}  # experts have names of their own: see families/experts.py
+        names = {ours: theirs for ours, theirs in names.items() if ours.split(".")[0] in here}
+        rules += layer_rules(layer, i, f"model.layers.{i}", names)
         rules.append(Drop((f"model.layers.{i}.self_attn.rotary_emb.inv_freq",)))
     rules.append(rename("decoder.norm.weight", "model.norm.weight"))
     if spec.decoder.norm is not None and spec.decoder.norm.bias:

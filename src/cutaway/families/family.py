@@ -21,12 +21,16 @@ class GgufForm:
         keys: metadata key after the architecture's prefix → config key, beside the common ones.
         complete: turns the translated config into what ``read`` expects (constants the format leaves out).
         alter: rules that replace the common one for the tensors they name.
+        express: the inverse of ``complete``, for a config that is to be written; may refuse.
+        factors: whether llama.cpp reads a list of rotary factors (``rope_freqs``) for this family.
     """
 
     arch: str
     keys: Mapping[str, str] = field(default_factory=dict)
     complete: Callable[[dict[str, Any], Mapping[str, Any]], None] = lambda config, metadata: None
     alter: Callable[[ModelSpec], list[WeightRule]] = lambda spec: []
+    express: Callable[[dict[str, Any]], dict[str, Any]] = lambda config: config
+    factors: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,5 +57,11 @@ class Family:
 
     def config(self, spec: ModelSpec) -> dict[str, Any]:
         """The whole config of a spec, with what was kept. ``read(config(spec)) == spec``."""
-        kept = {key: json.loads(text) for key, text in spec.kept}
-        return {"model_type": self.model_type, **self.write(spec), **kept}
+        out = {"model_type": self.model_type, **self.write(spec)}
+        for key, text in spec.kept:
+            section, _, inner = key.rpartition("/")
+            if section in out:  # "attn_config/attn_impl" is a key of a section
+                out[section] = {**out[section], inner: json.loads(text)}
+            else:
+                out[key] = json.loads(text)
+        return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cutaway.errors import ConfigError
 from cutaway.families.common import (
     ACTIVATION_NAMES,
     ACTIVATIONS,
@@ -172,6 +173,20 @@ def gguf_config(config: dict[str, Any], metadata: Mapping[str, Any]) -> None:
     config["query_pre_attn_scalar"] = config["hidden_size"] // config["num_attention_heads"] if is_27b else width
 
 
+def gguf_words(config: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of :func:`gguf_config`."""
+    ropes, kinds = config["rope_parameters"], config["layer_types"]
+    near = ropes.get(KINDS[1], {"rope_theta": None, "rope_type": "default"})
+    if near["rope_type"] != "default":
+        raise ConfigError("GGUF scales global layers alone", field="/rope_parameters/sliding_attention", got=near)
+    return {
+        **config,
+        "rope_parameters": ropes.get(KINDS[0], {}),
+        "rope_local_base_freq": near["rope_theta"],
+        "sliding_window_pattern": [*kinds, KINDS[0]].index(KINDS[0]) + 1,
+    }
+
+
 FAMILY = Family(
     "gemma3_text",
     "Gemma3ForCausalLM",
@@ -186,5 +201,6 @@ FAMILY = Family(
         },
         complete=gguf_config,
         alter=gguf_norms,
+        express=gguf_words,
     ),
 )

@@ -76,4 +76,6 @@ def gguf_rows(spec: ModelSpec) -> list[WeightRule]:
     ]
 
 
-FAMILY = Family("llama", "LlamaForCausalLM", read, write, llama_rules, gguf=GgufForm("llama", alter=gguf_rows))
+GGUF = GgufForm("llama", alter=gguf_rows, factors=True)
+
+FAMILY = Family("llama", "LlamaForCausalLM", read, write, llama_rules, gguf=GGUF)

@@ -9,21 +9,34 @@ from cutaway.families.family import Family
 
 # model_type → file
 _FILES = {
+    "bloom": "bloom",
+    "falcon": "falcon",
+    "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "gpt2": "gpt2",
+    "gpt_neox": "gpt_neox",
+    "gptj": "gptj",
     "granite": "granite",
     "llama": "llama",
     "mistral": "mistral",
+    "mixtral": "mixtral",
+    "mpt": "mpt",
+    "olmo2": "olmo2",
+    "phi": "phi",
+    "phi3": "phi3",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "qwen3_moe": "qwen3_moe",
+    "smollm3": "smollm3",
     "stablelm": "stablelm",
 }
+_OWN = {"cutaway": "cutaway"}  # our own format, which holds a model of any family
 # general.architecture of a GGUF → model_type
 _GGUF = {"gemma3": "gemma3_text", "gpt2": "gpt2", "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 
 
 def known_families() -> list[str]:
-    """Every ``model_type`` that can be loaded, sorted."""
+    """Every other people's ``model_type`` that can be loaded, sorted."""
     return sorted(_FILES)
 
 
@@ -33,11 +46,12 @@ def family_of(model_type: object, *, path: str | None = None) -> Family:
     Raises:
         UnsupportedModelError: missing, no string, or unknown; lists the known ones.
     """
-    if not isinstance(model_type, str) or model_type not in _FILES:
+    files = _FILES | _OWN
+    if not isinstance(model_type, str) or model_type not in files:
         raise UnsupportedModelError(
-            "unknown model type", path=path, field="/model_type", expected=", ".join(known_families()), got=model_type
+            "unknown model type", path=path, field="/model_type", expected=", ".join(sorted(files)), got=model_type
         )
-    family: Family = importlib.import_module(f"cutaway.families.{_FILES[model_type]}").FAMILY
+    family: Family = importlib.import_module(f"cutaway.families.{files[model_type]}").FAMILY
     return family
 
 

@@ -24,6 +24,7 @@ def read_rotary(
     base: float = 10000.0,
     share: float | None = None,
     interleaved: bool = False,
+    original: int | None = None,
 ) -> RotarySpec:
     """The rotary positions that a config states.
 
@@ -34,11 +35,13 @@ def read_rotary(
         base: the family's default.
         share: the family's default share of the head that turns; None where it is always the whole head.
         interleaved: a pair is two neighbouring channels.
+        original: the family's default length before lengthening; None where that is ``max_positions``.
     """
     outer_base, outer_share = c.number("rope_theta", None, above=0), None
     if share is not None:
         outer_share = c.number(SHARE, None, above=0, high=1)
-    original = c.integer("original_max_position_embeddings", None, high=1 << 40)
+    original = c.integer("original_max_position_embeddings", original, high=1 << 40)
+    c.keep("original_max_position_embeddings")  # what uses it has it in its own section too
 
     def read(section: ConfigReader) -> RotarySpec:
         theta = section.number("rope_theta", base if outer_base is None else outer_base, above=0)

@@ -37,8 +37,11 @@ def read_scaling(
     kind = c.choice("rope_type" if new is not None else "type", _TYPES, "default")
 
     def trained() -> int:
-        stated = c.integer("original_max_position_embeddings", original or max_positions, high=_LONGEST)
-        return int(original or stated)
+        key = "original_max_position_embeddings"
+        stated = c.integer(key, original or max_positions, low=2, high=_LONGEST)
+        if original is not None and stated != original:
+            raise c.error(key, f"differs from {key} outside", expected=original, got=stated)
+        return int(stated)
 
     match kind:
         case "default":

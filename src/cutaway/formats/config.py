@@ -61,7 +61,7 @@ class ConfigReader:
         self, values: Mapping[str, Any], *, path: str | None = None, ignore: Iterable[str] = (), at: str = ""
     ) -> None:
         self._values = values
-        self._path = path
+        self.path = path
         self._at = at
         self._ignore = frozenset(ignore)
         self._seen: set[str] = set()
@@ -74,7 +74,7 @@ class ConfigReader:
 
     def error(self, key: str, what: str, *, expected: object = None, got: object = None) -> ConfigError:
         """A ConfigError about one key of this section."""
-        return ConfigError(what, path=self._path, field=f"{self._at}/{key}", expected=expected, got=got)
+        return ConfigError(what, path=self.path, field=f"{self._at}/{key}", expected=expected, got=got)
 
     def has(self, key: str) -> bool:
         """Whether the key is there and not null. Does not count as reading it."""
@@ -112,7 +112,7 @@ class ConfigReader:
         value = self.raw(key)
         if isinstance(value, int) and not isinstance(value, bool) and value > high:
             raise LimitExceeded(
-                "more than any model has", path=self._path, field=f"{self._at}/{key}", expected=f"≤ {high}", got=value
+                "more than any model has", path=self.path, field=f"{self._at}/{key}", expected=f"≤ {high}", got=value
             )
         return int(self.integer(key, high=high))
 
@@ -176,7 +176,7 @@ class ConfigReader:
             return None
         if not isinstance(value, dict):
             raise self.error(key, "not an object", expected="an object", got=value)
-        inner = ConfigReader(value, path=self._path, ignore=self._ignore, at=f"{self._at}/{key}")
+        inner = ConfigReader(value, path=self.path, ignore=self._ignore, at=f"{self._at}/{key}")
         self._sections.append(inner)
         return inner
 

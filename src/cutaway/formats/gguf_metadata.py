@@ -1,4 +1,4 @@
-"""GGUF's metadata as a config in Hugging Face's words, so that one reader serves both."""
+"""GGUF's metadata as a config in Hugging Face's words, so that one reader serves both; and back."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cutaway.errors import ConfigError
+from cutaway.formats.gguf_write import Typed
 
 # Key after the architecture's prefix → config key.
 COMMON = {
@@ -29,6 +30,8 @@ COMMON = {
 # Read here and translated below, or saying nothing that is not said elsewhere.
 _HANDLED = ("attention.value_length", "rope.dimension_count", "rope.scaling.", "attention.causal")
 _SCALINGS = {"linear": "linear", "yarn": "yarn", "none": "default"}
+_SCALED = {"factor": "factor", "original_context_length": "original_max_position_embeddings"}
+_BETAS = {"yarn_beta_fast": ("beta_fast", 32.0), "yarn_beta_slow": ("beta_slow", 1.0)}  # and llama.cpp's defaults
 
 
 def config_from_metadata(
@@ -121,10 +124,56 @@ def _scaling(metadata: Mapping[str, Any], prefix: str, path: str | None) -> dict
     stated.pop("finetuned", None)
     if kind == "none":
         return None
-    names = {"factor": "factor", "original_context_length": "original_max_position_embeddings"}
+    names = dict(_SCALED)
     if kind == "yarn":
-        names |= {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
+        names |= {word: name for word, (name, _) in _BETAS.items()}
     unknown = sorted(set(stated) - set(names))
     if unknown:
         raise ConfigError("unknown setting", path=path, field=at + unknown[0], got=stated[unknown[0]])
     return {"rope_type": kind, **{names[word]: value for word, value in stated.items()}}
+
+
+def metadata_from_config(config: Mapping[str, Any], arch: str, keys: Mapping[str, str]) -> dict[str, Typed]:
+    """The inverse of :func:`config_from_metadata`: an architecture's keys, each with its type.
+
+    Only what has a key is written. Whether that was all, reading it back shows.
+
+    Args:
+        config: in Hugging Face's words; ``rope_parameters`` of one kind for all layers.
+        arch, keys: see :func:`config_from_metadata`.
+
+    Raises:
+        ConfigError: a scaling of rotary positions that the format has no word for.
+    """
+    rope = dict(config.get("rope_parameters") or {})
+    flat = {**config, "rope_theta": rope.pop("rope_theta", None)}
+    found: dict[str, Any] = {word: flat.get(name) for word, name in {**COMMON, **keys}.items()}
+    if rope:
+        found["attention.value_length"] = found["rope.dimension_count"] = config.get("head_dim")
+    kind = rope.get("rope_type", "default")
+    if kind not in _SCALINGS.values():
+        wanted = "default, linear or yarn"
+        raise ConfigError(
+            "GGUF has no word for this scaling of rotary positions", field="/rope_type", expected=wanted, got=kind
+        )
+    if kind != "default":
+        found["rope.scaling.type"] = kind
+        found |= {f"rope.scaling.{word}": rope.get(name) for word, name in _SCALED.items()}
+        found |= {
+            f"rope.scaling.{word}": rope[name]
+            for word, (name, usual) in _BETAS.items()
+            if rope.get(name, usual) != usual
+        }
+    return {f"{arch}.{word}": _typed(value) for word, value in found.items() if value is not None}
+
+
+def _typed(value: bool | int | float | str) -> Typed:
+    match value:
+        case bool():
+            return "bool", value
+        case int():
+            return "u32", value
+        case float():
+            return "f32", value
+        case _:
+            return "str", value

@@ -70,22 +70,42 @@ class Fuse:
     Attributes:
         sizes: rows of each of ours.
         transposed: the stored matrix is [in, out].
+        groups: the rows come in this many groups, each with its part of every one of ours, in order: q·k·v of the
+            first head, then of the second (BLOOM, GPT-NeoX).
     """
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
     sizes: tuple[int, ...]
     transposed: bool = False
+    groups: int = 1
 
     def load(self, stored: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Cut apart."""
         whole = stored[0].t() if self.transposed and stored[0].dim() == 2 else stored[0]
-        return tuple(part.contiguous() for part in whole.split(self.sizes, dim=0))
+        rows = whole.unflatten(0, (self.groups, -1)).split([size // self.groups for size in self.sizes], dim=1)
+        return tuple(part.flatten(0, 1).contiguous() for part in rows)
 
     def save(self, own: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Joined."""
-        whole = torch.cat(own, dim=0)
+        whole = torch.cat([tensor.unflatten(0, (self.groups, -1)) for tensor in own], dim=1).flatten(0, 1)
         return ((whole.t() if self.transposed and whole.dim() == 2 else whole).contiguous(),)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Stored tensors of one shape that are one of ours along a new first axis: a layer's experts."""
+
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+
+    def load(self, stored: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Put on one another."""
+        return (torch.stack(stored),)
+
+    def save(self, own: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Taken apart."""
+        return own[0].unbind(0)
 
 
 @dataclass(frozen=True)
@@ -165,8 +185,8 @@ class Drop:
         return ()
 
 
-AnyRule = TypeVar("AnyRule", Rename, Transpose, Fuse, Interleave, Offset, Tie, Drop)
-WeightRule = Rename | Transpose | Fuse | Interleave | Offset | Tie | Drop
+AnyRule = TypeVar("AnyRule", Rename, Transpose, Fuse, Stack, Interleave, Offset, Tie, Drop)
+WeightRule = Rename | Transpose | Fuse | Stack | Interleave | Offset | Tie | Drop
 
 
 def at_layer(rule: AnyRule, i: int) -> AnyRule:

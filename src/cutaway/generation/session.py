@@ -86,12 +86,13 @@ class Session:
         """The final hidden state of each row's last new token. [batch, d_model]"""
         model = self._model
         last = torch.zeros(len(rows), model.spec.d_model, dtype=model.dtype, device=model.device)
+        lengths = torch.tensor([n + len(new) for n, new in zip(self._cache.lengths, rows, strict=True)])
         for start in range(0, max(map(len, rows)), CHUNK):
             pieces = [list(new[start : start + CHUNK]) for new in rows]
             ids, counts = padded(pieces)
             steps = torch.arange(ids.shape[1])
             positions = torch.where(steps < counts, torch.tensor(self._cache.lengths)[:, None] + steps, -1)
-            hidden = model.hidden(ids, positions, cache=self._cache, tap=tap)
+            hidden = model.hidden(ids, positions, cache=self._cache, tap=tap, lengths=lengths)
             counts = counts.to(model.device)
             ends = hidden[torch.arange(len(rows), device=model.device), (counts[:, 0] - 1).clamp(min=0)]
             last = torch.where(counts > 0, ends, last)

@@ -13,7 +13,7 @@ from cutaway.cache.mask import LARGEST_MASK
 from cutaway.modules.attention import LayerInputs
 from cutaway.modules.block import Block
 from cutaway.modules.tap import Tap
-from cutaway.spec import BlockSpec
+from cutaway.spec import BlockSpec, MoeSpec
 
 # Graphs of one kind of block. What multiplies them: prompt or single step, cache or none, ring or not, ragged rows
 # or not, watched gradients or not; never the layer's number, nor a length.
@@ -21,7 +21,9 @@ MOST_GRAPHS = 64
 
 
 class CompiledBlock:
-    """Calls a block through its kind's compiled function; as it is where somebody watches or the pass is too long.
+    """Calls a block through its kind's compiled function.
+
+    As it is where somebody watches, the pass is too long, or tokens go to experts, as many as there happen to be.
 
     Args:
         block: whose weights.
@@ -36,7 +38,9 @@ class CompiledBlock:
         """As :meth:`Block.forward`."""
         plan = inputs.view.plan
         pairs = plan.queries.numel() * plan.keys.shape[1] * self._block.spec.attention.n_heads
-        if tap is not None or pairs > LARGEST_MASK:  # past that, attention goes piece by piece: a Python loop
+        routed = any(isinstance(branch.body, MoeSpec) for branch in self._block.spec.branches)
+        # Past that many pairs attention goes piece by piece, and tokens go to their experts: Python loops.
+        if tap is not None or routed or pairs > LARGEST_MASK:
             return self._block(x, inputs, tap)
         if plan.kind is MaskKind.FULL and plan.rule.window is not None:
             # The short cut ends where the window does; a graph that never takes it goes on.

@@ -14,6 +14,7 @@ from cutaway.models.head import Head
 from cutaway.modules.attention import How
 from cutaway.modules.block import Block
 from cutaway.modules.embedding import Embedding
+from cutaway.modules.rotary import asks_length, text_lengths
 from cutaway.modules.stack import Stack
 from cutaway.modules.tap import Tap
 from cutaway.shapes import Ids, Logits, Stream
@@ -68,6 +69,7 @@ class Transformer(nn.Module):
         segments: Tensor | None = None,
         cache: Cache | None = None,
         tap: Tap | None = None,
+        lengths: Tensor | None = None,
     ) -> Stream:
         """The stream after the last norm.
 
@@ -78,6 +80,9 @@ class Transformer(nn.Module):
             segments: which document of its row a token belongs to. [batch, query]
             cache: keys and values of earlier tokens, to read and to extend (without gradients).
             tap: reads or edits what is computed on the way.
+            lengths: how long each row's text is known to become, where it is read in pieces: rotary positions
+                that change with the length (dynamic NTK, LongRoPE) turn the whole text alike. By default as far
+                as it has been read. [batch]
 
         Raises:
             ContextExceeded: a position past the end of a learned table; the cache stays as it was.
@@ -93,10 +98,13 @@ class Transformer(nn.Module):
         if cache is None:
             cache = NoCache([layer.attention.mask for layer in self.spec.decoder.layers], self.device)
         cache.begin(positions.cpu(), None if segments is None else segments.cpu())
+        known = None
+        if any(asks_length(layer.attention.rotary) for layer in self.spec.decoder.layers) and positions.numel():
+            known = text_lengths(positions, segments) if lengths is None else lengths[:, None].expand_as(positions)
         positions = positions.to(self.device)
         x = self.embed(ids.to(self.device), positions, None if tap is None else tap.at("embed"))
         inner = None if tap is None else tap.at("decoder")
-        return self.decoder(x, positions, cache, inner, self.attention)
+        return self.decoder(x, positions, cache, inner, self.attention, known)
 
     def unembed(self, x: Stream, tap: Tap | None = None) -> Logits:
         """Logits of final hidden states. [batch, query, d_model] → [batch, query, vocab]"""

@@ -95,12 +95,11 @@ def blockwise(q: QueryByHead, k: KeyByHead, v: KeyByHead, a: Attending) -> Query
 
     def piecewise(piece: Tensor, start: int, stop: int) -> Tensor:
         queries = a.plan.queries[:, start:stop]
-        mask = a.plan.piece(start, stop)
         high = piece.new_full((*piece.shape[:-1], 1), float("-inf"), dtype=torch.float32)
         total, out = torch.zeros_like(high), torch.zeros_like(piece, dtype=torch.float32)
         for i in range(0, k.shape[2], KEY_BLOCK):
             block, keys = slice(i, i + KEY_BLOCK), a.plan.keys[:, i : i + KEY_BLOCK]
-            allowed = mask[..., block]
+            allowed = a.plan.piece(start, stop, block)
             if not bool(allowed.any()):
                 continue
             s = scores(piece, k[:, :, block], a, queries, keys).float().masked_fill(~allowed, float("-inf"))

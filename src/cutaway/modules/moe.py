@@ -31,39 +31,51 @@ class Moe(nn.Module):
 
     def forward(self, x: Stream, tap: Tap | None = None) -> Stream:
         """Taps ``router_logits`` and ``router_weights`` (0 where not chosen), [batch, query, expert], and ``experts``,
-        what each adds, [batch, query, expert, d_model]."""
+        what each adds (0 where not chosen), [batch, query, expert, d_model].
+
+        Edited weights choose anew: whatever is not 0 is computed.
+        """
+        if self.spec.jitter and self.training:
+            x = x * torch.empty_like(x).uniform_(1 - self.spec.jitter, 1 + self.spec.jitter)
         logits = self.router(x)
         if tap is not None:
             logits = tap("router_logits", logits)
         shares, chosen = route(logits, self.spec)
-        weights = torch.zeros_like(logits).scatter(-1, chosen, shares.to(logits.dtype))
         if tap is not None:
+            weights = torch.zeros_like(logits, dtype=shares.dtype).scatter(-1, chosen, shares)
             weights = tap("router_weights", weights)
-            if tap.wants("experts"):
-                return self._apart(x, weights, tap)
-        flat, flat_weights = x.flatten(0, 1), weights.flatten(0, 1)
-        out = torch.zeros_like(flat)
-        for expert in range(self.spec.n_experts):
-            tokens = flat_weights[:, expert].nonzero()[:, 0]
-            if tokens.numel():
-                share = flat_weights[tokens, expert, None]
-                out = out.index_add(0, tokens, self._expert(flat[tokens], expert) * share)
-        return out.unflatten(0, x.shape[:2])
+            most = max(1, int((weights != 0).sum(-1).max())) if weights.numel() else 1
+            chosen = weights.abs().topk(most, dim=-1).indices
+            shares = weights.gather(-1, chosen)
+        added = self._made(x, chosen) * shares[..., None]  # [batch, query, top_k, d_model]
+        if tap is not None and tap.wants("experts"):
+            apart = added.new_zeros(*x.shape[:2], self.spec.n_experts, x.shape[2])
+            added = tap("experts", apart.scatter(2, chosen[..., None].expand_as(added), added))
+        return added.sum(2).to(x.dtype)
 
-    def _expert(self, x: Tensor, i: int) -> Tensor:
+    def _made(self, x: Stream, chosen: Tensor) -> Tensor:
+        """What each chosen expert makes of its token. [batch, query, top_k, d_model]
+
+        Tokens are put in the order of their experts, so that each expert is one product of matrices.
+        """
+        flat, top_k = chosen.flatten(), chosen.shape[-1]
+        order = flat.argsort(stable=True)
+        counts = torch.bincount(flat, minlength=self.spec.n_experts).tolist()
+        read = x.flatten(0, 1)[order // top_k].split(counts)
+        # All at once: one by one, the gradient of each expert would be a tensor of the size of all of them.
+        ups, downs = self.up.unbind(), self.down.unbind()
+        gates = [None] * len(ups) if self.gate is None else self.gate.unbind()
         act = ACTIVATIONS[self.spec.expert.activation]
-        up = x @ self.up[i].t()
-        hidden = act(up) if self.gate is None else act(x @ self.gate[i].t()) * up
-        return hidden @ self.down[i].t()
-
-    def _apart(self, x: Stream, weights: Tensor, tap: Tap) -> Stream:
-        """Every expert's share on its own."""
-        each = [self._expert(x, i) * weights[..., i : i + 1] for i in range(self.spec.n_experts)]
-        return tap("experts", torch.stack(each, dim=2)).sum(2)
+        made = [read[0].new_empty(0, x.shape[-1])]
+        for part, gate, up, down in zip(read, gates, ups, downs, strict=True):
+            if len(part):
+                opened = act(part @ up.t()) if gate is None else act(part @ gate.t()) * (part @ up.t())
+                made.append(opened @ down.t())
+        return torch.cat(made)[order.argsort()].unflatten(0, chosen.shape)
 
 
 def route(logits: Tensor, spec: MoeSpec) -> tuple[Tensor, Tensor]:
-    """Shares and numbers of the chosen experts: the largest of a softmax over all. [..., top_k] each"""
+    """Shares, in fp32, and numbers of the chosen experts: the largest of a softmax over all. [..., top_k] each"""
     shares, chosen = logits.float().softmax(-1).topk(spec.top_k, dim=-1)
     return (shares / shares.sum(-1, keepdim=True) if spec.normalised else shares), chosen
 
@@ -72,7 +84,8 @@ def balance_loss(logits: Tensor, top_k: int) -> Tensor:
     """How unevenly tokens are spread over experts: 1 for each choice when even (Fedus et al. 2021, eq. 4).
 
     Args:
-        logits: the router's, before any softmax. [..., expert]
+        logits: the router's, before any softmax, of one layer or of several together; without those of pads.
+            [..., expert]
         top_k: experts a token goes to.
     """
     n = logits.shape[-1]

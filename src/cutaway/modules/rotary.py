@@ -24,10 +24,10 @@ def speeds(spec: RotarySpec, longest: Tensor | None = None) -> tuple[Tensor, flo
 
     Args:
         spec: the rotary positions.
-        longest: tokens of each row so far, for scalings that ask; None is a short text. [batch]
+        longest: tokens of the text, for scalings that ask; None is a short text. […]
 
     Returns:
-        [d_rotary / 2], or [batch, d_rotary / 2] where the scaling asks for the length.
+        [d_rotary / 2], or [… d_rotary / 2] where the scaling asks for the length.
     """
     pairs = torch.arange(0, spec.d_rotary, 2, dtype=torch.float32) / spec.d_rotary
     plain = 1.0 / (spec.base**pairs)
@@ -55,7 +55,7 @@ def _dynamic(pairs: Tensor, spec: RotarySpec, scaling: DynamicScaling, longest: 
     length = torch.full((1,), original) if longest is None else longest.cpu().clamp(min=original)
     grown = scaling.factor * length.float() / original - (scaling.factor - 1)
     base = spec.base * grown ** (spec.d_rotary / (spec.d_rotary - 2))
-    return 1.0 / (base[:, None] ** pairs)
+    return 1.0 / (base[..., None] ** pairs)
 
 
 def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
@@ -109,12 +109,40 @@ def long_magnitude(scaling: LongScaling) -> float:
     return math.sqrt(1 + math.log(scaling.factor) / math.log(scaling.original_max_positions))
 
 
-def rotary_table(spec: RotarySpec, positions: Positions, dtype: torch.dtype) -> tuple[Angles, Angles]:
-    """cos and sin of every pair's angle at every position; a pad's is that of position 0."""
-    longest = positions.amax(1) + 1 if isinstance(spec.scaling, DynamicScaling | LongScaling) else None
-    speed, magnitude = speeds(spec, longest)
-    speed = speed.to(positions.device)
-    angles = positions.clamp(min=0)[..., None].float() * (speed if speed.dim() == 1 else speed[:, None])
+def asks_length(spec: RotarySpec | None) -> bool:
+    """Whether the speeds depend on how long the text is."""
+    return spec is not None and isinstance(spec.scaling, DynamicScaling | LongScaling)
+
+
+def text_lengths(positions: Positions, segments: Tensor | None = None) -> Tensor:
+    """How long the text is that each token belongs to, as far as it has been read. [batch, query]"""
+    if segments is None:
+        return (positions.amax(1, keepdim=True) + 1).expand_as(positions)
+    documents = torch.where(segments < 0, -1 - segments, segments)  # a prefix is part of its document
+    rows = torch.arange(len(documents), device=documents.device)[:, None].expand_as(documents)
+    _, place = torch.unique(torch.stack([rows, documents], -1).flatten(0, 1), dim=0, return_inverse=True)
+    last = positions.new_full((place.numel(),), -1).scatter_reduce(0, place, positions.flatten(), "amax")
+    return (last[place] + 1).view_as(positions)
+
+
+def rotary_table(
+    spec: RotarySpec, positions: Positions, dtype: torch.dtype, lengths: Tensor | None = None
+) -> tuple[Angles, Angles]:
+    """cos and sin of every pair's angle at every position; a pad's is that of position 0.
+
+    In ``dtype``, or in fp32 where the spec casts after the turn.
+
+    Args:
+        spec: which pairs, how fast.
+        positions: −1 for a pad. [batch, query]
+        dtype: of the stream.
+        lengths: of the text that each token belongs to; by default as far as ``positions`` tell. [batch, query]
+    """
+    dtype = torch.float32 if spec.cast == "after" else dtype
+    if asks_length(spec) and lengths is None:
+        lengths = text_lengths(positions)
+    speed, magnitude = speeds(spec, lengths)
+    angles = positions.clamp(min=0)[..., None].float() * speed.to(positions.device)
     return (angles.cos() * magnitude).to(dtype), (angles.sin() * magnitude).to(dtype)
 
 
@@ -134,4 +162,4 @@ def rotate(x: Tensor, cos: Angles, sin: Angles, interleaved: bool = False) -> Te
         turned = [first * cos - second * sin, second * cos + first * sin]
     if x.shape[-1] > 2 * half:
         turned.append(x[..., 2 * half :])
-    return torch.cat(turned, dim=-1)
+    return torch.cat(turned, dim=-1).to(x.dtype)

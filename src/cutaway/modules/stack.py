@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
 
 from cutaway.cache import Cache
 from cutaway.modules.attention import How, LayerInputs
@@ -40,11 +40,20 @@ class Stack(nn.Module):
         self.runners: list[Runner] | None = None
 
     def forward(
-        self, x: Stream, positions: Positions, cache: Cache, tap: Tap | None = None, how: How = "fused"
+        self,
+        x: Stream,
+        positions: Positions,
+        cache: Cache,
+        tap: Tap | None = None,
+        how: How = "fused",
+        lengths: Tensor | None = None,
     ) -> Stream:
-        """Run a pass that ``cache.begin`` has planned. Taps ``layers.{i}.…`` and ``norm.out``."""
+        """Run a pass that ``cache.begin`` has planned. Taps ``layers.{i}.…`` and ``norm.out``.
+
+        ``lengths``, of each token's text, is for rotary positions that ask. [batch, query]
+        """
         rotaries = {layer.attention.rotary for layer in self.spec.layers} - {None}
-        tables = {spec: rotary_table(spec, positions, x.dtype) for spec in rotaries if spec is not None}
+        tables = {spec: rotary_table(spec, positions, x.dtype, lengths) for spec in rotaries if spec is not None}
         biases = {bias.spec: bias.table(x.device) for bias in self.biases if isinstance(bias, ScoreBias)}
         runners: Iterable[Runner] = self.layers if self.runners is None else self.runners
         for index, (run, spec) in enumerate(zip(runners, self.spec.layers, strict=True)):

@@ -36,9 +36,11 @@ class MoeSpec:
         top_k: networks a token goes to.
         expert: what one of them is.
         normalised: whether the chosen shares are divided by their sum.
+        jitter: in training, what is read is multiplied by random numbers in 1 ± jitter (Fedus et al. 2021).
     """
 
     n_experts: int
     top_k: int
     expert: MlpSpec
     normalised: bool = True
+    jitter: float = 0.0

@@ -124,7 +124,8 @@ class YarnScaling:
 class DynamicScaling:
     """The base grows with the text once that is longer than trained (dynamic NTK, bloc97 and emozilla 2023).
 
-    How long the text is, is asked of each row anew in every pass; keys that a cache holds keep the angles they got.
+    How long the text is, is asked of each text anew in every pass. Keys that a cache holds keep the angles they got:
+    a text generated past the original length differs from the same text read at once, as in the reference.
     """
 
     factor: float
@@ -137,7 +138,9 @@ class LongScaling:
 
     Attributes:
         short, long: a factor for each pair.
-        original_max_positions: a row longer than this takes the long list, asked anew in every pass.
+        original_max_positions: a text longer than this takes the long list, asked of each text anew in every pass,
+            whatever a cache has room for. Where generation goes past it, keys that the cache holds keep their angles
+            and new ones take the long list: read such a text again at once if it is to be as if it had been long.
         factor: how much longer than that a text may be.
         attention_factor: multiplies cos and sin; None takes it from the formula.
     """
@@ -168,9 +171,12 @@ class RotarySpec:
         d_rotary: channels that turn, the first of each head; the rest pass through.
         scaling: how the speeds are altered for texts longer than trained.
         interleaved: a pair is two neighbouring channels (GPT-J), not two that stand half the width apart.
+        cast: in half precision, whether cos and sin are cast down ``"before"`` the turn or what was turned ``"after"``
+            it (OLMo 2). No difference in fp32.
     """
 
     base: float
     d_rotary: int
     scaling: RotaryScaling | None = None
     interleaved: bool = False
+    cast: Literal["before", "after"] = "before"

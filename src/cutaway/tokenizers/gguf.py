@@ -20,16 +20,21 @@ from cutaway.tokenizers.rust import rust_errors
 from cutaway.tokenizers.tokenizer import Tokenizer
 from tokenizers import AddedToken, decoders, models, normalizers
 
-__all__ = ["from_gguf"]
+__all__ = ["CONTROL_LOOK", "ENDS", "from_gguf", "has_vocabulary"]
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 # Files that predate a key for it end their turns with one of these; llama.cpp knows them by name too.
-_ENDS: Final = """
+ENDS: Final = """
 <|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|eom_id|> <end_of_turn> <|endoftext|> <|end_of_text|>
 <EOT> [EOT] [EOS] <end_of_utterance> <｜end▁of▁sentence｜>
 """
-_CONTROL_LOOK: Final = re.compile(r"<\|[^\s|]*\|>|<｜[^\s｜]*｜>")
+CONTROL_LOOK: Final = re.compile(r"<\|[^\s|]*\|>|<｜[^\s｜]*｜>")
+
+
+def has_vocabulary(metadata: Mapping[str, object]) -> bool:
+    """Whether a file has tokens: some models are only weights."""
+    return metadata.get("tokenizer.ggml.model", "none") not in ("none", "no_vocab")
 
 
 def from_gguf(
@@ -72,7 +77,7 @@ def from_gguf(
         raise fields.error("tokenizer.ggml.eos_token_id", "is missing, yet every text ends with it")
 
     ends = [index for name in ("eos", "eot", "eom") if (index := ids[name]) is not None]
-    ends += [index for text, index in special.items() if text in _ENDS.split()]
+    ends += [index for text, index in special.items() if text in ENDS.split()]
     if "<|return|>" in special and "<|call|>" in special and "<|end|>" in special:
         ends = [index for index in ends if index != special["<|end|>"]]  # there it ends a message, not the turn
     roles = {"bos": bos, "eos": eos, "unk": ids["unknown"], "pad": ids["padding"]}
@@ -99,8 +104,10 @@ def _template(fields: Fields, path: str | None) -> ChatTemplate | CutawayError |
     """The chat template; a bad one as its error, since the model can still complete text."""
     key = "tokenizer.chat_template"
     source: Any = fields.get(key)
+    tools: Any = fields.get(f"{key}.tool_use")
     try:
-        return None if source is None else ChatTemplate(source, path=path, field=key)
+        other = None if tools is None else ChatTemplate(tools, path=path, field=f"{key}.tool_use")
+        return None if source is None else ChatTemplate(source, path=path, field=key, with_tools=other)
     except CutawayError as error:
         return error
 
@@ -112,7 +119,7 @@ def _special(vocabulary: Vocabulary, ids: Mapping[str, int | None]) -> dict[str,
     return {
         token: index
         for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
-        if kind in (CONTROL, UNKNOWN) or index in named or (kind == USER_DEFINED and _CONTROL_LOOK.fullmatch(token))
+        if kind in (CONTROL, UNKNOWN) or index in named or (kind == USER_DEFINED and CONTROL_LOOK.fullmatch(token))
     }
 
 

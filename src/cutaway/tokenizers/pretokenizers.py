@@ -14,7 +14,7 @@ from typing import Any
 from cutaway.errors import TokenizerError
 from tokenizers import Regex, normalizers, pre_tokenizers
 
-__all__ = ["PreTokenizer", "pre_tokenizer_named"]
+__all__ = ["PreTokenizer", "pre_tokenizer_name", "pre_tokenizer_named"]
 
 
 @dataclass(frozen=True)
@@ -123,3 +123,46 @@ def pre_tokenizer_named(name: str) -> PreTokenizer:
         raise TokenizerError(
             "unknown pre-tokenizer", field="tokenizer.ggml.pre", got=name, hint=f"known: {known}"
         ) from None
+
+
+def pre_tokenizer_name(normalizer: Any, pre_tokenizer: Any, *, whole: bool) -> str:
+    """The inverse of :func:`pre_tokenizer_named`, for the pipeline of any tokenizer.json.
+
+    Args:
+        normalizer, pre_tokenizer: as JSON.
+        whole: whether a piece that is in the vocabulary is that token without merging (``ignore_merges``).
+
+    Raises:
+        TokenizerError: no name means this pipeline.
+    """
+    nfc = normalizer is not None and normalizer.get("type") == "NFC"
+    patterns = _patterns(pre_tokenizer)
+    plain = patterns is not None and (nfc or normalizer is None)
+    for names, rule in _RULES.items():
+        if plain and (rule.patterns, rule.whole, rule.nfc) == (patterns, whole, nfc):
+            return names.split()[0]
+    raise TokenizerError(
+        "GGUF has no name for this way of cutting a text",
+        field="/pre_tokenizer",
+        expected="the pipeline of a tokenizer that llama.cpp knows",
+        got={"normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "ignore_merges": whole},
+    )
+
+
+def _patterns(tree: Any) -> tuple[str, ...] | None:
+    """The patterns that a pipeline splits by, one after the other, before its bytes; None for any other pipeline."""
+    steps = tree.get("pretokenizers", [tree]) if isinstance(tree, dict) else []
+    if not steps or steps[-1].get("type") != "ByteLevel" or steps[-1].get("add_prefix_space", True):
+        return None
+    found: list[str] = []
+    for step in steps[:-1]:
+        regex = step.get("pattern", {}).get("Regex") if isinstance(step.get("pattern"), dict) else None
+        # What matches is kept and the rest removed: the same, as these patterns match everything.
+        ways = (("Isolated", False), ("Removed", True))
+        if step["type"] == "Digits":
+            found.append(r"\p{N}" if step.get("individual_digits") else r"\p{N}+")
+        elif step["type"] == "Split" and regex and (step.get("behavior"), step.get("invert", False)) in ways:
+            found.append(regex)
+        else:
+            return None
+    return (*found, _GPT2) if steps[-1].get("use_regex", True) else tuple(found)
