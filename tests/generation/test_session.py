@@ -100,7 +100,7 @@ def test_a_pass_that_breaks_off(model: Transformer, kind: type[BaseException], w
     def fail(value: Tensor) -> Tensor:
         raise kind("no")
 
-    bomb = Recorder([], {where: [fail]})
+    bomb = Recorder([], {tiny.here(model, where): [fail]})
     for start, new in ((20, 1), (20, 3), (10, 30), (0, 9)):
         session = Session(model, 2, capacity=16)
         if start:

@@ -59,7 +59,7 @@ def run(model: Transformer, ids: list[list[int]], edits: dict[str, Edit]) -> tup
 )
 def test_an_edit_at_the_prompt_is_seen_by_later_steps(model: Transformer, name: str) -> None:
     """It equals the same edit in one pass over the whole text without a cache."""
-    name = name if name == "embed.out" else f"decoder.layers.{name}"
+    name = tiny.here(model, name if name == "embed.out" else f"decoder.layers.{name}")
     edits = {name: at_place(lambda value: value * 0.3 + 0.5)}
     ids = tiny.ids(1, PROMPT).tolist()
     stepped = trace(model, ids, ("logits", name), edits, max_tokens=MORE)

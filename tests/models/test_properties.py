@@ -13,7 +13,7 @@ from cutaway.cache.mask import plan_mask
 from cutaway.models import Transformer
 from cutaway.modules.attend import attend, blockwise, explicit, fused
 from cutaway.modules.score import Attending
-from cutaway.spec import AttentionSpec, MaskRule, RotarySpec
+from cutaway.spec import AlibiBias, AttentionSpec, BucketBias, MaskRule, RotarySpec, ShawRelative
 
 CPU = torch.device("cpu")
 WAYS = ("fused", "explicit", "blockwise")
@@ -59,6 +59,38 @@ def test_far_away_scores_are_near_ones(interleaved: bool) -> None:
         assert float((model(ids, near + start) - at_start).abs().max()) <= 1e-4 + start * 1e-6
     stretched = model(ids, near * 2)
     assert float((stretched - at_start).abs().max()) > 0.1
+
+
+POSITIONS = {
+    "shaw": {"relative": ShawRelative(3)},
+    "shaw keys": {"relative": ShawRelative(2, values=False)},
+    "buckets": {"bias": BucketBias(8, 16)},
+    "alibi": {"bias": AlibiBias("interleave")},
+    "alibi of Falcon": {"bias": AlibiBias(half=True, scaled=True)},
+    "none": {},
+}
+
+
+@pytest.mark.parametrize("kind", POSITIONS)
+@torch.no_grad()
+def test_positions_in_a_cache(kind: str) -> None:
+    """Whole, in parts and in single steps, with rows that stand elsewhere, each way of attention: one thing."""
+    model = altered("llama", rotary=None, **POSITIONS[kind])
+    ids, start = tiny.ids(2, 20), torch.tensor([[0], [9]])
+    positions = start + torch.arange(20)
+    whole = model(ids, positions)
+    for how in WAYS:
+        model.attention = how  # type: ignore[assignment]
+        assert float((model(ids, positions) - whole).abs().max()) <= 1e-4
+        for sizes in ([1] * 20, [7, 8, 5], [13, 1, 6]):
+            cache = model.new_cache(batch=2, capacity=4)
+            parts = [
+                model(*part, cache=cache) for part in zip(ids.split(sizes, 1), positions.split(sizes, 1), strict=True)
+            ]
+            assert float((torch.cat(parts, 1) - whole).abs().max()) <= 1e-4
+    # Distance is all that any of these sees, but for what Falcon's rounding makes of a place in the text.
+    moved = float((model(ids, positions + 1000) - whole).abs().max())
+    assert moved <= 1e-4 or kind == "alibi of Falcon"
 
 
 @pytest.mark.parametrize("how", WAYS)

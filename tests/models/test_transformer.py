@@ -10,6 +10,7 @@ import torch
 from tests.reference import tiny
 
 from cutaway.errors import ContextExceeded
+from cutaway.families.experts import first_experts
 from cutaway.models import Transformer
 from cutaway.spec import (
     AttentionSpec,
@@ -135,7 +136,9 @@ def test_pads_may_hold_anything() -> None:
         positions[1, 5:], positions[2] = -1, -1
         other = torch.where(positions >= 0, ids, 0)
         one, two = model(ids, positions), model(other, positions)
-        assert torch.equal(one[positions >= 0], two[positions >= 0])
+        # Who shares an expert with a token, a pad even, decides the size of a product, and that the last bit.
+        most = 1e-5 if first_experts(model.spec) is not None else 0.0
+        assert float((one - two)[positions >= 0].abs().max()) <= most
         assert bool(one.isfinite().all())
 
 

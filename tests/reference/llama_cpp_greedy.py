@@ -47,8 +47,6 @@ def main() -> None:
             logits_all=True,
             type_k=0,
             type_v=0,
-            yarn_beta_fast=-1.0,  # as the file says
-            yarn_beta_slow=-1.0,
             verbose=False,
         )
         rows = [follow(model, prompt, job["n"]) for prompt in job["prompts"]]

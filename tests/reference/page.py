@@ -34,7 +34,15 @@ TAIL = """
   (`tests/reference/test_real_models.py`).
 - StableLM's `qk_layernorm`, rotary types `dynamic`, `longrope` and `proportional`, two-way attention in a decoder,
   and quantized Hugging Face checkpoints are refused by name.
+- BLOOM's `apply_residual_connection_post_layernorm`, and MPT's `qk_ln`, `prefix_lm`, biases and learned positions
+  (which the reference has no code for) are refused by name.
 - Half precision is compared for norms only.
+
+## Where the reference does not do what its config says
+
+The rows are compared with a reference that does (`tests/reference/oracle.py`). transformers 5.24 reads
+`attn_logit_softcapping` for Gemma 3, and `alibi_bias_max`, `logit_scale` and `expansion_ratio` for MPT, and computes
+without them; Falcon's plain attention counts ALiBi twice, its SDPA one once.
 """
 
 

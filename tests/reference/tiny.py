@@ -17,6 +17,7 @@ from cutaway.families import family_of
 from cutaway.formats.config import ConfigReader
 from cutaway.models import Transformer
 from cutaway.spec import ModelSpec
+from cutaway.spec.names import tap_names
 
 # Numbers that a correct implementation must reproduce; each was recomputed independently.
 WORKED = json.loads((Path(__file__).parent / "worked_numbers.json").read_text())
@@ -385,6 +386,13 @@ def scale_randomly(module: torch.nn.Module, *, norm_mean: float, seed: int = 0) 
             parameter.copy_(0.3 * noise)
         else:
             parameter.copy_(norm_mean + 0.5 * noise)
+
+
+def here(model: Transformer, name: str) -> str:
+    """A quantity of a feed-forward network, or the like of it where the layer has experts."""
+    if name in tap_names(model.spec):
+        return name
+    return name.replace(".mlp.", ".moe.").replace(".act", ".router_weights")
 
 
 def norm_mean(values: dict[str, Any]) -> float:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cutaway.checkpoints.gguf import read_gguf
+from cutaway.checkpoints.save import config_of
 from cutaway.errors import ConfigError, RequestError, UnsupportedModelError
 from cutaway.families import Family, family_of
 from cutaway.formats.gguf_metadata import metadata_from_config
@@ -130,7 +131,7 @@ def plan_gguf(family: Family, spec: ModelSpec, shapes: Mapping[str, tuple[int, .
         )
     factors = _factors(spec) if form.factors else None
     plain = spec if factors is None else _rescaled(spec, None)
-    config = form.express(family.config(plain))
+    config = form.express(config_of(family, plain))
     metadata: dict[str, Typed] = {
         "general.architecture": ("str", form.arch),
         "general.type": ("str", "model"),

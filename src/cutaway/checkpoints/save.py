@@ -85,11 +85,15 @@ def config_of(family: Family, spec: ModelSpec) -> dict[str, Any]:
     Raises:
         ConfigError: something of the spec is not in the family's words, by its pointer.
     """
-    config = family.config(spec)
+    hint = f"save(model, path, format={OWN!r}) holds any model"
+    try:
+        config = family.config(spec)
+    except (AssertionError, AttributeError, LookupError, StopIteration) as error:
+        what = f"is no {family.model_type} model"
+        raise ConfigError(what, field="/family", got=spec.family, hint=hint) from error
     lost = difference(spec, family.read(ConfigReader(config, ignore=[key for key, _ in spec.kept])))
     if lost is not None:
         at, ours, theirs = lost
-        hint = "save(model, path, format='cutaway') holds any model"
         raise ConfigError(
             f"a {family.model_type} config cannot say this", field=at, expected=theirs, got=ours, hint=hint
         )

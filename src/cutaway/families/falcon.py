@@ -118,10 +118,9 @@ def write(spec: ModelSpec) -> dict[str, Any]:
     block = spec.decoder.layers[0]
     attention, mlp = parts(block)
     old = not block.parallel or (block.shared_norm and attention.n_kv_heads in (1, attention.n_heads))
+    form: dict[str, Any] = {"multi_query": attention.n_kv_heads == 1}
     if not old or NEW in dict(spec.kept):
         form = {"num_kv_heads": attention.n_kv_heads, "num_ln_in_parallel_attn": 1 if block.shared_norm else 2}
-    else:
-        form = {"multi_query": attention.n_kv_heads == 1}
     if attention.rotary is not None:
         form["rope_parameters"] = write_rotary(attention.rotary)
     if attention.rotary is None or not block.parallel:

@@ -174,11 +174,16 @@ def gguf_config(config: dict[str, Any], metadata: Mapping[str, Any]) -> None:
 
 
 def gguf_words(config: dict[str, Any]) -> dict[str, Any]:
-    """The inverse of :func:`gguf_config`."""
+    """The inverse of :func:`gguf_config`, without what llama.cpp would pass over or stop at."""
     ropes, kinds = config["rope_parameters"], config["layer_types"]
-    near = ropes.get(KINDS[1], {"rope_theta": None, "rope_type": "default"})
+    near = ropes.get(KINDS[1])
+    if near is None:
+        raise ConfigError("llama.cpp wants a local layer", field="/layer_types", expected=KINDS[1], got=kinds[:8])
     if near["rope_type"] != "default":
         raise ConfigError("GGUF scales global layers alone", field="/rope_parameters/sliding_attention", got=near)
+    if config["attn_logit_softcapping"] is not None:
+        got = config["attn_logit_softcapping"]
+        raise ConfigError("llama.cpp does not cap scores here", field="/attn_logit_softcapping", got=got)
     return {
         **config,
         "rope_parameters": ropes.get(KINDS[0], {}),

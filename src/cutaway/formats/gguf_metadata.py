@@ -31,7 +31,7 @@ COMMON = {
 _HANDLED = ("attention.value_length", "rope.dimension_count", "rope.scaling.", "attention.causal")
 _SCALINGS = {"linear": "linear", "yarn": "yarn", "none": "default"}
 _SCALED = {"factor": "factor", "original_context_length": "original_max_position_embeddings"}
-_BETAS = {"yarn_beta_fast": ("beta_fast", 32.0), "yarn_beta_slow": ("beta_slow", 1.0)}  # and llama.cpp's defaults
+_BETAS = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
 
 
 def config_from_metadata(
@@ -126,7 +126,7 @@ def _scaling(metadata: Mapping[str, Any], prefix: str, path: str | None) -> dict
         return None
     names = dict(_SCALED)
     if kind == "yarn":
-        names |= {word: name for word, (name, _) in _BETAS.items()}
+        names |= _BETAS
     unknown = sorted(set(stated) - set(names))
     if unknown:
         raise ConfigError("unknown setting", path=path, field=at + unknown[0], got=stated[unknown[0]])
@@ -148,8 +148,7 @@ def metadata_from_config(config: Mapping[str, Any], arch: str, keys: Mapping[str
     rope = dict(config.get("rope_parameters") or {})
     flat = {**config, "rope_theta": rope.pop("rope_theta", None)}
     found: dict[str, Any] = {word: flat.get(name) for word, name in {**COMMON, **keys}.items()}
-    if rope:
-        found["attention.value_length"] = found["rope.dimension_count"] = config.get("head_dim")
+    found["attention.value_length"] = found["rope.dimension_count"] = config.get("head_dim")
     kind = rope.get("rope_type", "default")
     if kind not in _SCALINGS.values():
         wanted = "default, linear or yarn"
@@ -159,11 +158,7 @@ def metadata_from_config(config: Mapping[str, Any], arch: str, keys: Mapping[str
     if kind != "default":
         found["rope.scaling.type"] = kind
         found |= {f"rope.scaling.{word}": rope.get(name) for word, name in _SCALED.items()}
-        found |= {
-            f"rope.scaling.{word}": rope[name]
-            for word, (name, usual) in _BETAS.items()
-            if rope.get(name, usual) != usual
-        }
+        # YaRN's betas have keys too, which llama.cpp (libllama 0.5.0) passes over: left out, they are missed by name.
     return {f"{arch}.{word}": _typed(value) for word, value in found.items() if value is not None}
 
 

@@ -123,8 +123,8 @@ def _table(tokenizer: Tokenizer, vocab: Mapping[str, int], rows: int, spelling: 
 def _byte_level(tree: dict[str, Any], merges: list[Any]) -> dict[str, Typed]:
     model = tree["model"]
     missing = [char for char in byte_alphabet() if char not in model["vocab"]]
-    if missing:
-        raise _refused("/model/vocab", "every byte", f"without {''.join(missing[:8])}")
+    if missing and model.get("unk_token") is not None:
+        raise _refused("/model/unk_token", None, f"{model['unk_token']}, for {' '.join(missing[:8])}")
     for i, (left, right) in enumerate(merges):
         if " " in left[1:] or " " in right or not right:
             raise _refused(f"/model/merges/{i}", "tokens without spaces", [left, right])
