@@ -17,6 +17,7 @@ from cutaway.checkpoints.load import Checkpoint, load_checkpoint
 from cutaway.checkpoints.progress import Progress
 from cutaway.checkpoints.resolve import resolve
 from cutaway.checkpoints.save import save_folder
+from cutaway.checkpoints.settings import settings_file
 from cutaway.errors import RequestError
 from cutaway.generation.generate import Generation, Run, score_ids
 from cutaway.generation.params import check_ids
@@ -27,6 +28,7 @@ from cutaway.models import Transformer
 from cutaway.spec import GenerationSettings, ModelSpec
 from cutaway.tokenizers.gguf import from_gguf
 from cutaway.tokenizers.load import from_folder
+from cutaway.tokenizers.save import tokenizer_files
 from cutaway.tokenizers.tokenizer import Tokenizer
 
 Message: TypeAlias = Mapping[str, Any]
@@ -289,7 +291,8 @@ class Model:
         Raises:
             NameNotFound: a pattern matches nothing; the hint has the nearest names.
         """
-        return trace(self.transformer, self._encode_prompts(prompt), names, edits, max_tokens)
+        ids = self._encode_prompts(prompt)
+        return trace(self.transformer, ids, names, edits, max_tokens, self.settings.eos_ids)
 
 
 def _plain(ids: Any) -> Any:
@@ -385,4 +388,10 @@ def save(model: Model, path: str | PathLike[str], *, format: str = "hf") -> None
     """
     if format != "hf":
         raise RequestError("this format is not supported yet", field="format", expected="hf", got=format)
-    save_folder(model.transformer, Path(path), model._checkpoint)
+    save_folder(model.transformer, Path(path), model._checkpoint, _companions(model))
+
+
+def _companions(model: Model) -> dict[str, bytes]:
+    """Tokenizer and settings as files, for a model that did not come from a folder."""
+    files = {} if model.tokenizer is None else tokenizer_files(model.tokenizer)
+    return {**files, "generation_config.json": settings_file(model.settings)}
