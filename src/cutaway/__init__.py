@@ -34,6 +34,8 @@ __all__ = ["CutawayError", "Generation", "Model", "ModelSpec", "Trace", "__versi
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("errors", "spec"):  # worth reading from a prompt
+        return importlib.import_module(f"cutaway.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'cutaway' has no attribute {name!r}")
     value = getattr(importlib.import_module(_WHERE[name]), name)

@@ -101,8 +101,19 @@ class CutawayError(Exception):
         self.offset = offset
         self.expected = None if expected is None else _short(expected)
         self.got = None if got is None else _short(got)
-        self.hint = hint
+        self._hint: str | None = None
         super().__init__(self.line())
+        self.hint = hint
+
+    @property
+    def hint(self) -> str | None:
+        """What to do next. Shown below the line where the error ends a program (PEP 678)."""
+        return self._hint
+
+    @hint.setter
+    def hint(self, hint: str | None) -> None:
+        self._hint = hint
+        self.__notes__ = [] if hint is None else [hint]
 
     def line(self) -> str:
         """The error as one line, without the hint."""

@@ -19,6 +19,7 @@ from cutaway.checkpoints.progress import Progress
 from cutaway.checkpoints.recipe import read_recipe
 from cutaway.checkpoints.resolve import resolve
 from cutaway.checkpoints.save import save_folder
+from cutaway.checkpoints.settings import settings_file
 from cutaway.errors import RequestError
 from cutaway.generation.generate import Generation, Run, score_ids
 from cutaway.generation.params import check_ids
@@ -33,6 +34,7 @@ from cutaway.spec.recipe import expand
 from cutaway.tokenizers.gguf import from_gguf, has_vocabulary
 from cutaway.tokenizers.gguf_write import gguf_vocabulary
 from cutaway.tokenizers.load import from_folder
+from cutaway.tokenizers.save import tokenizer_files
 from cutaway.tokenizers.tokenizer import Tokenizer
 
 Message: TypeAlias = Mapping[str, Any]
@@ -301,7 +303,8 @@ class Model:
         Raises:
             NameNotFound: a pattern matches nothing; the hint has the nearest names.
         """
-        return trace(self.transformer, self._encode_prompts(prompt), names, edits, max_tokens)
+        ids = self._encode_prompts(prompt)
+        return trace(self.transformer, ids, names, edits, max_tokens, self.settings.eos_ids)
 
 
 def _plain(ids: Any) -> Any:
@@ -440,4 +443,12 @@ def save(
         raise RequestError("unknown format", field="format", expected="hf, gguf or cutaway", got=format)
     if number not in (None, model.transformer.dtype):
         raise RequestError("a folder holds the weights as they are", field="dtype", expected=None, got=dtype)
-    save_folder(model.transformer, Path(path), model._checkpoint, own=format == "cutaway", verify=verify)
+    save_folder(
+        model.transformer, Path(path), model._checkpoint, _companions(model), own=format == "cutaway", verify=verify
+    )
+
+
+def _companions(model: Model) -> dict[str, bytes]:
+    """Tokenizer and settings as files, for a model that did not come from a folder."""
+    files = {} if model.tokenizer is None else tokenizer_files(model.tokenizer)
+    return {**files, "generation_config.json": settings_file(model.settings)}

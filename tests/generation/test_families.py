@@ -61,7 +61,8 @@ def same(model: Model, prompt: list[int], one: Generation, other: Generation, dr
             if drawn is not None:
                 edges = logits.double().softmax(-1).cumsum(-1)
                 off = float((edges - uniform(drawn, 0, len(prompt) + place)).abs().min())
-                assert off < 1e-6, (place, one.tokens, other.tokens)
+                # Logits of a batch and of its rows differ by up to 4e-5, and running sums by a part of that.
+                assert off < 1e-5, (place, one.tokens, other.tokens)
                 print(f"a draw at token {place}: {off:.1e} from an edge")
                 return 1
             best = logits.topk(2).values

@@ -89,11 +89,12 @@ class ContiguousStore:
 
     def _grow(self, capacity: int) -> None:
         old = self.capacity
-        self._table.grow(capacity)
 
         def wider(buffer: Tensor) -> Tensor:
             wide = buffer.new_zeros(*buffer.shape[:2], capacity + 1, buffer.shape[3])
             wide[:, :, :old] = buffer[:, :, :old]
             return wide
 
+        # The table last: where memory runs out before, all is as it was.
         self._buffers = [(wider(k), wider(v)) for k, v in self._buffers]
+        self._table.grow(capacity)

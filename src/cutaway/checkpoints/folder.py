@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from cutaway.checkpoints.settings import read_settings
-from cutaway.errors import ConfigError, UnsupportedModelError
+from cutaway.errors import ConfigError, ShardError, UnsupportedModelError
 from cutaway.families import Family, family_of
 from cutaway.formats.config import ConfigReader
 from cutaway.formats.files import read_json
@@ -18,6 +18,7 @@ from cutaway.formats.safetensors import SafetensorsFile
 from cutaway.formats.shards import ShardedSafetensors
 from cutaway.spec import GenerationSettings, ModelSpec
 
+UNFINISHED = ".cutaway-unfinished"  # stands in a folder while a model is saved into it
 MOST_CONFIG = 4 << 20
 
 
@@ -29,6 +30,12 @@ def read_config(
     Raises:
         ConfigError, LimitExceeded, UnsupportedModelError.
     """
+    if (folder / UNFINISHED).exists():
+        raise ShardError(
+            "a save into this folder did not finish, so its files may be of two models",
+            path=folder,
+            hint="Save the model again, or fetch it again.",
+        )
     path = folder / "config.json"
     if not path.exists():
         raise ConfigError("missing", path=path, hint="A model folder has a config.json beside its weights.")
@@ -57,13 +64,18 @@ def read_config(
             raise reader.error(key, "unknown value", expected="float32, float16 or bfloat16", got=dtype)
     generation = None
     beside = folder / "generation_config.json"
-    if beside.exists():
+    if beside.exists() or beside.is_symlink():  # a link to nowhere is not the same as no file
         raw = read_json(beside, limit=MOST_CONFIG, error=ConfigError)
         if not isinstance(raw, dict):
             raise ConfigError("not an object", path=beside, expected="an object", got=type(raw).__name__)
-        generation = ConfigReader(raw, path=str(beside))
+        generation = ConfigReader(raw, path=str(beside), ignore=ignore)
     # A second reader: the first has already accounted for every key.
-    return family, spec, read_settings(ConfigReader(values, path=str(path)), generation, spec.vocab_size), values
+    return (
+        family,
+        spec,
+        read_settings(ConfigReader(values, path=str(path), ignore=ignore), generation, spec.vocab_size),
+        values,
+    )
 
 
 class FolderSource:

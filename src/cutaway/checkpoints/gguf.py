@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from cutaway.errors import ConfigError, LimitExceeded, ShapeMismatch
+from cutaway.errors import ConfigError, LimitExceeded, ShapeMismatch, UnsupportedModelError
 from cutaway.families import Family, gguf_family
 from cutaway.formats.config import ConfigReader
 from cutaway.formats.gguf import GgufFile
@@ -47,6 +47,9 @@ def read_gguf(file: GgufTables, path: str) -> tuple[Family, ModelSpec, Generatio
     family = gguf_family(metadata.get("general.architecture"), path=path)
     form = family.gguf
     assert form is not None
+    kind = metadata.get("general.type", "model")
+    if kind != "model":
+        raise UnsupportedModelError("not a whole model", path=path, field="general.type", expected="model", got=kind)
     if "token_embd.weight" not in file.tensors:
         raise ShapeMismatch("tensor is missing", path=path, field="token_embd.weight")
     table = file.tensors["token_embd.weight"].shape

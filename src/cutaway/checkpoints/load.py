@@ -73,7 +73,7 @@ def load_checkpoint(
     Raises:
         CutawayError: see ``errors``; nothing is ever half loaded.
     """
-    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    target = _device(device)
     number = dtype_named(dtype)
     if resolved.kind == "gguf":
         return _load_gguf(resolved, number or torch.float32, target, progress)
@@ -118,14 +118,32 @@ def _load_gguf(
         return Checkpoint(model.eval(), settings, resolved.path, resolved.origin, dict(file.metadata), file.type_of)
 
 
+def _device(device: torch.device | str | None) -> torch.device:
+    if device is None or device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        target = torch.device(device)
+        if target.type == "meta":
+            raise RuntimeError("it holds no numbers")
+        torch.empty(0, device=target)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        why = str(error).splitlines()[0]
+        raise RequestError(
+            "no such device here", field="device", expected="cpu, cuda or mps", got=device, hint=why
+        ) from error
+    return target
+
+
 def dtype_named(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """A dtype by its name; None for none and for ``"auto"``.
 
     Raises:
         RequestError: no dtype that weights have.
     """
-    if dtype is None or dtype == "auto" or isinstance(dtype, torch.dtype):
-        return None if dtype == "auto" else dtype  # type: ignore[return-value]
+    if dtype is None or dtype == "auto":
+        return None
+    if isinstance(dtype, torch.dtype) and dtype in DTYPES.values():
+        return dtype
     if dtype not in DTYPES:
         raise RequestError("unknown dtype", field="dtype", expected=", ".join(DTYPES), got=dtype)
     return DTYPES[dtype]

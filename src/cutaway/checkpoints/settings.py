@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from typing import Any
 
@@ -36,11 +37,13 @@ _NOT_FOLLOWED: dict[str, tuple[Any, ...]] = {
 
 def token_ids(c: ConfigReader, key: str, vocab_size: int) -> tuple[int, ...]:
     """A token id, a list of them, or nothing, each checked against the vocabulary."""
-    value = c.raw(key, None)
+    value = None if c.ignores(key) else c.raw(key, None)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-            raise c.error(key, "not a token of this vocabulary", expected=f"0…{vocab_size - 1}", got=token)
+            error = c.error(key, "not a token of this vocabulary", expected=f"0…{vocab_size - 1}", got=token)
+            error.hint = f"Correct it, or leave it unread: load with ignore=({key!r},)."
+            raise error
     return tuple(ids)
 
 
@@ -57,7 +60,7 @@ def read_settings(config: ConfigReader, generation: ConfigReader | None, vocab_s
     if generation is None:
         return GenerationSettings(eos_ids=_union(eos))
     more = token_ids(generation, "eos_token_id", vocab_size)
-    if eos and more and set(eos) != set(more):
+    if more and not set(eos) <= set(more):
         warnings.warn(
             f"config and generation_config name different end tokens ({list(eos)}, {list(more)}); all end an answer",
             stacklevel=2,
@@ -81,3 +84,13 @@ def read_settings(config: ConfigReader, generation: ConfigReader | None, vocab_s
 
 def _union(*ids: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted({token for group in ids for token in group}))
+
+
+def settings_file(settings: GenerationSettings) -> bytes:
+    """A ``generation_config.json`` that says the same."""
+    values: dict[str, Any] = {"do_sample": settings.temperature > 0}
+    if settings.temperature > 0:
+        values |= {"temperature": settings.temperature, "top_k": settings.top_k, "top_p": settings.top_p}
+    if settings.eos_ids:
+        values["eos_token_id"] = list(settings.eos_ids)
+    return json.dumps(values, indent=2).encode() + b"\n"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cutaway.cli.text import Cell, Look, bar, cut, rounded, table, visible, width
+from cutaway.errors import RequestError
 
 if TYPE_CHECKING:
     from cutaway.model import Model
@@ -57,6 +59,9 @@ class Distribution:
         }
 
 
+COLDEST = 1e-3  # below this, dividing overflows, and the best token has all of it anyway
+
+
 def predict(model: Model, prompt: str, ids: list[int], top: int, temperature: float) -> tuple[Distribution, Any]:
     """The distribution after ``ids``, and all its log-probabilities. [vocab]"""
     import torch
@@ -67,7 +72,9 @@ def predict(model: Model, prompt: str, ids: list[int], top: int, temperature: fl
     assert isinstance(rows, torch.Tensor)
     logits = rows[0, -1].float().cpu()
     check_finite(logits[None])
-    scaled = logits / temperature if temperature > 0 else torch.where(logits == logits.max(), 0.0, float("-inf"))
+    if math.isnan(temperature):
+        raise RequestError("not a number", field="temperature", expected="a number ≥ 0", got=temperature)
+    scaled = logits / temperature if temperature >= COLDEST else torch.where(logits == logits.max(), 0.0, float("-inf"))
     logprobs = scaled.double().log_softmax(-1)
     probabilities = logprobs.exp()
     chosen = logprobs.topk(min(top, len(logits))).indices.tolist()

@@ -38,7 +38,10 @@ _MEANINGS: dict[str, tuple[str, str]] = {
     "context": ("the model has no more positions", "give a shorter text"),
     "resources": ("there is not enough memory", "try a smaller model, or --dtype bf16"),
 }
-_UNKNOWN = ("what was asked for cannot be done", "see `cutaway VERB --help`")
+_UNKNOWN = (
+    "what was asked for cannot be done",
+    "`cutaway --help` lists the verbs, and `--help` after one its arguments",
+)
 
 
 class Failure(NamedTuple):

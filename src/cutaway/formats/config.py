@@ -76,6 +76,10 @@ class ConfigReader:
         """A ConfigError about one key of this section."""
         return ConfigError(what, path=self.path, field=f"{self._at}/{key}", expected=expected, got=got)
 
+    def ignores(self, key: str) -> bool:
+        """Whether the person says to leave it unread."""
+        return key in self._ignore
+
     def has(self, key: str) -> bool:
         """Whether the key is there and not null. Does not count as reading it."""
         return self._values.get(key) is not None

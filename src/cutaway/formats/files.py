@@ -213,7 +213,9 @@ def resolve_inside(
     (https://huggingface.co/docs/huggingface_hub/guides/manage-cache).
     """
     parts = name.split("/")
-    if not name.isprintable() or "\\" in name or re.match("[A-Za-z]:", name) or {"", ".", ".."} & {*parts}:
+    longest = max(len(part.encode(errors="replace")) for part in parts)
+    odd = not name.isprintable() or "\\" in name or re.match("[A-Za-z]:", name) or longest > 255
+    if odd or {"", ".", ".."} & {*parts}:
         raise error("is not a plain file name", path=root, field=field, got=name)
     base = Path(os.path.realpath(root))
     real = Path(os.path.realpath(base / name))
@@ -242,14 +244,16 @@ def atomic_write(path: StrPath, *, expect: int = 0) -> Iterator[BinaryIO]:
     and removed upon any error. ``expect`` is about how many bytes will come; too full a disk is
     refused before the first. Errors: StorageError. Mode: 0666 less the umask. See rename(2).
     """
-    target = Path(path)
-    temp = target.parent / f".{secrets.token_hex(8)}.tmp"  # fixed length: the name itself may be 255 bytes
-    made = False
+    made, temp = False, Path(path)
     try:
+        target = Path(os.path.realpath(path))  # a link stays, and what it points to is replaced
+        temp = target.parent / f".{secrets.token_hex(8)}.tmp"  # fixed length: the name itself may be 255 bytes
         if expect and (free := shutil.disk_usage(target.parent).free) < expect:
             raise StorageError("disk is too full", path=path, expected=f"{expect} bytes free", got=free)
         if target.is_dir():
             raise StorageError("is a directory", path=path, expected="a file to write")
+        if target.exists() and not target.is_file():  # a device or a pipe must not be replaced by a file
+            raise StorageError("is not a regular file", path=path, expected="a file to write")
         with open(temp, "xb") as file:
             made = True
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)

@@ -69,6 +69,9 @@ def config_from_metadata(
             expected=rows,
             got=config["vocab_size"],
         )
+    needed = next((name for name in ("rms_norm_eps", "layer_norm_epsilon") if name in names.values()), None)
+    if needed is not None and not {"rms_norm_eps", "layer_norm_epsilon"} & set(config):
+        raise ConfigError("missing", path=path, field=f"{prefix}attention.layer_norm_rms_epsilon")
     _widths(metadata, prefix, config, path)
     scaling = _scaling(metadata, prefix, path)
     if scaling is not None:
@@ -81,7 +84,7 @@ def _plain(value: Any, key: str, path: str | None, n_layers: Any = None) -> Any:
     if isinstance(value, (str, int, float, bool)):
         return _shortest(value)
     entries = np.asarray(value).tolist()
-    if len(entries) != n_layers:
+    if isinstance(n_layers, bool) or not isinstance(n_layers, int) or len(entries) != n_layers:
         raise ConfigError("one entry a layer is needed", path=path, field=key, expected=n_layers, got=len(entries))
     if len(set(map(str, entries))) != 1:
         raise ConfigError("values that differ by layer are not supported", path=path, field=key, got=entries[:8])
@@ -109,6 +112,7 @@ def _widths(metadata: Mapping[str, Any], prefix: str, config: Mapping[str, Any],
         width = config["hidden_size"] // heads
     for word in ("attention.value_length", "rope.dimension_count"):
         stated = metadata.get(prefix + word)
+        stated = None if stated is None else _plain(stated, prefix + word, path, metadata.get(f"{prefix}block_count"))
         if stated is not None and width is not None and stated != width:
             raise ConfigError("differs from the head width", path=path, field=prefix + word, expected=width, got=stated)
     if metadata.get(f"{prefix}attention.causal") is False:
@@ -123,6 +127,9 @@ def _scaling(metadata: Mapping[str, Any], prefix: str, path: str | None) -> dict
         raise ConfigError("unknown value", path=path, field=f"{at}type", expected=" or ".join(_SCALINGS), got=kind)
     stated.pop("finetuned", None)
     if kind == "none":
+        for word, neutral in (("factor", (1.0, 0.0)), ("attn_factor", (1.0,))):
+            if word in stated and stated[word] not in neutral:
+                raise ConfigError("has no meaning without a type", path=path, field=at + word, got=stated[word])
         return None
     names = dict(_SCALED)
     if kind == "yarn":

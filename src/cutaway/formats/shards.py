@@ -17,7 +17,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -195,6 +195,7 @@ def save_sharded(
     max_shard_bytes: int = 5_000_000_000,
     metadata: Mapping[str, str] | None = None,
     verify: bool = True,
+    ready: Callable[[], None] = lambda: None,
 ) -> list[str]:
     """Write tensors as ``model.safetensors``, or as shards of at most ``max_shard_bytes`` and an index.
 
@@ -202,7 +203,8 @@ def save_sharded(
     which transformers asks for. Returns the names of the files. All are written under other
     names first and then renamed, the index last; weights of an earlier save that do not belong
     to this one are removed after that. A crash between two renames can leave shards of both:
-    who cannot bear that writes into a new folder. Errors: those of `save_safetensors`.
+    who cannot bear that writes into a new folder, or leaves a mark when ``ready`` is called, just before the
+    first of them. Errors: those of `save_safetensors`.
     """
     if max_shard_bytes < 1:
         raise RequestError("is not a size", field="max_shard_bytes", expected="at least 1", got=max_shard_bytes)
@@ -228,6 +230,7 @@ def save_sharded(
             file.write(json.dumps(index, indent=2, ensure_ascii=False).encode())
         for name, group in zip(names, groups, strict=True):
             write_safetensors(stack.enter_context(atomic_write(home / name)), group, texts, home / name, verify)
+        ready()
     written = [*names, INDEX] if count > 1 else names
     for name in _listing(os.fspath(folder)):
         if (name in (SINGLE, INDEX) or _OURS.fullmatch(name)) and name not in written:

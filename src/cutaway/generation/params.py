@@ -74,6 +74,9 @@ class Sampling:
         return steps.sample(x, keys)
 
 
+MOST_CHOICES = 1024  # answers to one prompt: each is a row of the batch and of the cache
+
+
 def resolve(
     own: GenerationSettings,
     vocab_size: int,
@@ -98,8 +101,8 @@ def resolve(
         RequestError: a value that makes no sense, by name.
     """
     if max_tokens is not None:
-        _whole("max_tokens", max_tokens, 0)
-    _whole("n", n, 1)
+        _whole("max_tokens", max_tokens, 0, 1 << 40)
+    _whole("n", n, 1, MOST_CHOICES)
     if logprobs is not None:
         _whole("logprobs", logprobs, 0)
     texts, ids = _stops(stop, vocab_size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -73,6 +73,7 @@ def trace(
     names: tuple[str, ...],
     edits: Mapping[str, Edit] | None = None,
     max_tokens: int = 0,
+    stop_ids: Collection[int] = (),
 ) -> Trace:
     """Run texts of equal length and keep the quantities that ``names`` match.
 
@@ -83,6 +84,7 @@ def trace(
         edits: name or pattern → function of the tensor to the one used instead. Where several match, all are
             applied, in their order here.
         max_tokens: how many tokens to go on with, greedily, with a cache. The last is read too.
+        stop_ids: tokens that end a text; going on ends when every text has met one.
 
     Raises:
         NameNotFound: a pattern matches nothing.
@@ -108,17 +110,21 @@ def trace(
     # Slots of a ring are out of order; here the key axis must be that of the text.
     cache = model.new_cache(len(rows), lengths[0] + max_tokens, sliding=False)
     step = torch.tensor(rows)
-    for left in range(max_tokens, -1, -1):
+    left = max_tokens
+    while True:
         hidden = model.hidden(step, cache=cache, tap=recorder)
         # Logits of every place only for whom asks: with a large vocabulary they are by far the largest tensor.
         if recorder.wants("logits"):
             logits = model.unembed(hidden, recorder)
         elif left:
             logits = model.unembed(hidden[:, -1:])
-        if left:
-            step = logits[:, -1:].argmax(-1).cpu()
-            for row, token in zip(rows, step[:, 0].tolist(), strict=True):
-                row.append(token)
+        if not left:
+            break
+        step = logits[:, -1:].argmax(-1).cpu()
+        for row, token in zip(rows, step[:, 0].tolist(), strict=True):
+            row.append(token)
+        ended = all(any(token in stop_ids for token in row[lengths[0] :]) for row in rows)
+        left = 0 if ended else left - 1
     return Trace({name: _joined(name, axes[name], recorder.kept[name]) for name in wanted}, axes, rows)
 
 

@@ -6,6 +6,7 @@ id far past the embedding. Every error carries the JSON pointer.
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterator
 from typing import Any, NoReturn, final
@@ -25,6 +26,8 @@ _KINDS = {
     "post_processor": "BertProcessing ByteLevel RobertaProcessing Sequence TemplateProcessing",
     "decoder": "BPEDecoder ByteFallback ByteLevel CTC Fuse Metaspace Replace Sequence Strip WordPiece",
 }
+_MOST_GROWTH = 64.0  # times that normalizer or decoder may lengthen a text
+_MOST_AROUND = 64  # tokens that a template may put around one
 _PARTS = ("normalizers", "pretokenizers", "processors", "decoders")
 _HIGHEST = 1 << 24  # an id past any model
 _SAMPLE = "a ﬁ é\u0301 ① あ 🙂"
@@ -65,6 +68,7 @@ class _Check:
         self._sizes(tree)
         for part in _KINDS:
             self._types(part, tree.get(part), part)
+            self._growth(part, tree.get(part))
             with rust_errors("is not understood", path=self._path, field=pointer(part)):
                 made = component(part, tree.get(part))
                 if part == "normalizer" and made is not None:
@@ -195,10 +199,42 @@ class _Check:
         if isinstance(pattern, dict) and isinstance(pattern.get("Regex"), str) and _NESTED.search(pattern["Regex"]):
             self.fail("repeats what is already repeated", *at, "pattern", "Regex", got=pattern["Regex"])
 
+    def _growth(self, part: str, tree: Any) -> None:
+        """No chain of replacements may turn a short text into one that memory cannot hold."""
+        growth, nodes = 1.0, [tree]
+        while nodes:
+            node = nodes.pop()
+            if isinstance(node, list):
+                nodes += node
+            if not isinstance(node, dict):
+                continue
+            nodes += [node.get(key) for key in _PARTS]
+            if node.get("type") == "Precompiled":
+                self._charsmap(node.get("precompiled_charsmap"), part)
+            added = node.get("content" if node.get("type") == "Replace" else "prepend")
+            if isinstance(added, str) and node.get("type") in ("Replace", "Prepend"):
+                pattern = node.get("pattern")
+                replaced = pattern.get("String") if isinstance(pattern, dict) else None
+                growth *= max(1.0, len(added.encode("utf-8", "replace")) / max(1, len(replaced or "")))
+        if growth > _MOST_GROWTH:
+            self.fail("makes texts too much longer", part, expected=f"at most {_MOST_GROWTH:g} times", got=growth)
+
+    def _charsmap(self, text: Any, part: str) -> None:
+        """The table's first four bytes say how long its tree is; the library believes them."""
+        try:
+            data = base64.b64decode(text or "", validate=True)
+        except (ValueError, TypeError):
+            self.fail("is not base64", part, "precompiled_charsmap")
+        if data and (len(data) < 4 or int.from_bytes(data[:4], "little") > len(data) - 4):
+            self.fail("ends before what it announces", part, "precompiled_charsmap", got=len(data))
+
     def _template(self, node: dict[str, Any], *at: str | int) -> None:
         table = node.get("special_tokens")
         if not isinstance(table, dict):
             self.fail("is missing or no object", *at, "special_tokens")
+        count = sum(len(e["ids"]) for e in table.values() if isinstance(e, dict) and isinstance(e.get("ids"), list))
+        if count > _MOST_AROUND:
+            self.fail("puts too many tokens around a text", *at, expected=f"at most {_MOST_AROUND}", got=count)
         for name, entry in table.items():
             for index in entry.get("ids", ()) if isinstance(entry, dict) else ():
                 limit = _HIGHEST if self._rows is None else self._rows
