@@ -19,7 +19,6 @@ from cutaway.checkpoints.progress import Progress
 from cutaway.checkpoints.recipe import read_recipe
 from cutaway.checkpoints.resolve import resolve
 from cutaway.checkpoints.save import save_folder
-from cutaway.checkpoints.settings import settings_file
 from cutaway.errors import RequestError
 from cutaway.generation.generate import Generation, Run, score_ids
 from cutaway.generation.params import check_ids
@@ -34,7 +33,7 @@ from cutaway.spec.recipe import expand
 from cutaway.tokenizers.gguf import from_gguf, has_vocabulary
 from cutaway.tokenizers.gguf_write import gguf_vocabulary
 from cutaway.tokenizers.load import from_folder
-from cutaway.tokenizers.save import tokenizer_files
+from cutaway.tokenizers.save import companions
 from cutaway.tokenizers.tokenizer import Tokenizer
 
 Message: TypeAlias = Mapping[str, Any]
@@ -444,11 +443,10 @@ def save(
     if number not in (None, model.transformer.dtype):
         raise RequestError("a folder holds the weights as they are", field="dtype", expected=None, got=dtype)
     save_folder(
-        model.transformer, Path(path), model._checkpoint, _companions(model), own=format == "cutaway", verify=verify
+        model.transformer,
+        Path(path),
+        model._checkpoint,
+        companions(model.tokenizer, model.settings),
+        own=format == "cutaway",
+        verify=verify,
     )
-
-
-def _companions(model: Model) -> dict[str, bytes]:
-    """Tokenizer and settings as files, for a model that did not come from a folder."""
-    files = {} if model.tokenizer is None else tokenizer_files(model.tokenizer)
-    return {**files, "generation_config.json": settings_file(model.settings)}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from cutaway.checkpoints.settings import settings_file
+from cutaway.spec import GenerationSettings
 from cutaway.tokenizers.rust import rust_errors
 from cutaway.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["tokenizer_files"]
+__all__ = ["companions", "tokenizer_files"]
 
 
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
@@ -42,3 +44,9 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
     if tokenizer.chat_template is not None:
         files["chat_template.jinja"] = tokenizer.chat_template.source.encode()
     return files
+
+
+def companions(tokenizer: Tokenizer | None, settings: GenerationSettings) -> dict[str, bytes]:
+    """Tokenizer and settings as files, for a model that did not come from a folder."""
+    files = {} if tokenizer is None else tokenizer_files(tokenizer)
+    return {**files, "generation_config.json": settings_file(settings)}
