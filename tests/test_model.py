@@ -276,5 +276,5 @@ def test_saving_over_what_was_loaded(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(CutawayError):
         cutaway.save(model, tmp_path / "config.json" / "inside")
     with pytest.raises(RequestError) as caught:
-        cutaway.save(model, tmp_path, format="gguf")
+        cutaway.save(model, tmp_path, format="onnx")
     assert caught.value.field == "format"

@@ -389,8 +389,7 @@ def build(recipe: ModelSpec | Mapping[str, Any] | str | PathLike[str], *, seed: 
     """Make a new model, its weights drawn at random.
 
     Args:
-        recipe: a few words (see :mod:`cutaway.spec.recipe`) as a dict, as YAML text or as a YAML file; or a whole
-            spec.
+        recipe: a few words (see :mod:`cutaway.spec.recipe`) as a dict, YAML text or a YAML file; or a whole spec.
         seed: same seed, same weights.
 
     Raises:
@@ -433,20 +432,11 @@ def save(
     """
     number = dtype_named(dtype)
     if format == "gguf":
-        tokenizer, settings = model.tokenizer, model.settings
-        rows = model.spec.vocab_size
-        vocabulary = None if tokenizer is None else gguf_vocabulary(tokenizer, rows, eos_ids=settings.eos_ids)
-        save_gguf(model.transformer, Path(path), vocabulary, dtype=number, verify=verify)
-        return
+        vocabulary = gguf_vocabulary(model.tokenizer, model.spec.vocab_size, eos_ids=model.settings.eos_ids)
+        return save_gguf(model.transformer, Path(path), vocabulary, dtype=number, verify=verify)
     if format not in ("hf", "cutaway"):
         raise RequestError("unknown format", field="format", expected="hf, gguf or cutaway", got=format)
     if number not in (None, model.transformer.dtype):
         raise RequestError("a folder holds the weights as they are", field="dtype", expected=None, got=dtype)
-    save_folder(
-        model.transformer,
-        Path(path),
-        model._checkpoint,
-        companions(model.tokenizer, model.settings),
-        own=format == "cutaway",
-        verify=verify,
-    )
+    files, own = companions(model.tokenizer, model.settings), format == "cutaway"
+    save_folder(model.transformer, Path(path), model._checkpoint, files, own=own, verify=verify)

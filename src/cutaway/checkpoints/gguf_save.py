@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -32,13 +31,12 @@ FACTORS = "rope_freqs.weight"
 # llama.cpp wants these in full precision, with norms and biases; matrices are as is asked for.
 _FULL = frozenset({"position_embd.weight", FACTORS})
 _FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32}  # general.file_type
-_TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
 
 
 def save_gguf(
     model: Transformer,
     path: Path,
-    vocabulary: Metadata | None = None,
+    vocabulary: Metadata,
     *,
     dtype: torch.dtype | None = None,
     verify: bool = True,
@@ -49,7 +47,7 @@ def save_gguf(
     Args:
         model: of a family that has a form in GGUF.
         path: may be the file that the model was loaded from.
-        vocabulary: the tokenizer's key/values; None for a model without one.
+        vocabulary: the tokenizer's key/values.
         dtype: of the matrices: float32, float16 or bfloat16; by default the model's own. The rest is float32.
         verify: read the file back and compare everything before it takes its name.
         progress: told the bytes just written.
@@ -68,23 +66,12 @@ def save_gguf(
     own = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     plan = plan_gguf(family, model.spec, {name: tuple(tensor.shape) for name, tensor in own.items()})
     metadata = {**plan.metadata, "general.file_type": ("u32", _FILE_TYPES[kind.name])}
-    metadata |= no_vocabulary(model.spec) if vocabulary is None else vocabulary
+    metadata |= vocabulary
     tensors = [_planned(rule, place, name, own, kind) for rule in plan.rules for place, name in enumerate(rule.theirs)]
     if plan.factors is not None:
         factors = plan.factors
         tensors.append(PlainTensor(FACTORS, tuple(factors.shape), BLOCK_TYPES["F32"], lambda: factors))
     write_gguf(path, metadata, tensors, verify=verify, progress=progress)
-
-
-def no_vocabulary(spec: ModelSpec) -> dict[str, Typed]:
-    """What a file says that has no tokens, though its model may know which of them end a text."""
-    found: dict[str, Typed] = {"tokenizer.ggml.model": ("str", "none")}
-    for key, text in spec.kept:
-        token = json.loads(text)
-        token = token[0] if isinstance(token, list) and token else token
-        if key in _TOKENS and type(token) is int and token >= 0:
-            found[f"tokenizer.ggml.{_TOKENS[key]}"] = ("u32", token)
-    return found
 
 
 def _planned(rule: WeightRule, place: int, name: str, own: Mapping[str, Tensor], kind: BlockType) -> PlainTensor:

@@ -31,6 +31,7 @@ from cutaway.tokenizers.tokenizer import Tokenizer
 __all__ = ["gguf_vocabulary"]
 
 PRE = "tokenizer.ggml"
+_ENDS = ("eos", "eot", "eom")  # of a text, a turn, a message
 _SPACE = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
 _SAMPLE = (
     "Hello, world! It's 12345 o'clock; she'll  pay 3.14€ (≈ $3.40).",
@@ -50,17 +51,21 @@ class _Table:
     kinds: list[int]
 
 
-def gguf_vocabulary(tokenizer: Tokenizer, rows: int, *, eos_ids: Iterable[int] = ()) -> dict[str, Typed]:
+def gguf_vocabulary(tokenizer: Tokenizer | None, rows: int, *, eos_ids: Iterable[int] = ()) -> dict[str, Typed]:
     """The key/values of a tokenizer.
 
     Args:
-        tokenizer: byte-level BPE, or SentencePiece's BPE with bytes to fall back on.
+        tokenizer: byte-level BPE, or SentencePiece's BPE with bytes to fall back on; None says that there is none.
         rows: of the model's embedding; ids that are no token become unused ones.
         eos_ids: tokens that end an answer, beside the tokenizer's own.
 
     Raises:
         TokenizerError: something of it that the format cannot say, by its place in tokenizer.json.
     """
+    if tokenizer is None:
+        ends = dict(zip(_ENDS, dict.fromkeys(eos_ids), strict=False))
+        ids: dict[str, Typed] = {f"{PRE}.{name}_token_id": ("u32", index) for name, index in ends.items()}
+        return {f"{PRE}.model": ("str", "none"), **ids}
     tree: dict[str, Any] = json.loads(tokenizer.backend.to_str())
     model = tree["model"]
     if model["type"] != "BPE":
@@ -179,7 +184,7 @@ def _roles(tokenizer: Tokenizer, table: _Table, ends: list[int]) -> dict[str, Ty
     further = [i for i in ends[1:] if not (table.tokens[i] in known and table.tokens[i] in tokenizer.special)]
     if len(further) > 2:
         raise _refused("/eos_token_id", "at most three ends", ends)
-    ids |= dict(zip(("eos", "eot", "eom"), [*ends[:1], *further], strict=False))
+    ids |= dict(zip(_ENDS, [*ends[:1], *further], strict=False))
     return {f"{PRE}.{name}_token_id": ("u32", index) for name, index in ids.items() if index is not None}
 
 

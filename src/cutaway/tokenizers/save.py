@@ -49,4 +49,4 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
 def companions(tokenizer: Tokenizer | None, settings: GenerationSettings) -> dict[str, bytes]:
     """Tokenizer and settings as files, for a model that did not come from a folder."""
     files = {} if tokenizer is None else tokenizer_files(tokenizer)
-    return {**files, "generation_config.json": settings_file(settings)}
+    return files if settings == GenerationSettings() else {**files, "generation_config.json": settings_file(settings)}
