@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -99,10 +100,14 @@ print(memory("VmHWM") - before)
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured as Linux tells it")
 @pytest.mark.parametrize("name", tiny.FAMILIES)
 def test_memory_for_thirty_thousand_tokens(name: str) -> None:
-    """Measured: their pairs would take 900 MB even as booleans, for one head."""
-    run = subprocess.run(
-        [sys.executable, "-c", MEASURE, name, "fused", "30000"], cwd=ROOT, capture_output=True, text=True, timeout=280
-    )
+    """Measured: their pairs would take 900 MB even as booleans, for one head.
+
+    Freed blocks go back at once, so that tensors are measured and not how the heap fell to pieces (110 MB for Gemma 2,
+    against 190 to 310 from run to run).
+    """
+    command = [sys.executable, "-c", MEASURE, name, "fused", "30000"]
+    settings = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}
+    run = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=280)
     assert run.returncode == 0, run.stderr
     print(f"{name}: {float(run.stdout):.0f} MB")
-    assert float(run.stdout) < 300
+    assert float(run.stdout) < 200

@@ -105,8 +105,9 @@ def _table(tokenizer: Tokenizer, vocab: Mapping[str, int], rows: int, spelling: 
     tokens, kinds = [], []
     for index in range(rows):
         token = by_id.get(index)
-        tokens.append(f"[PAD{index}]" if token is None else token)  # as llama.cpp's converter has it
-        if token is None:
+        unused = f"[PAD{index}]"  # as llama.cpp's converter has it
+        tokens.append(unused if token is None else token)
+        if token is None or (token == unused and index not in added):
             kinds.append(UNUSED)
         elif index == tokenizer.unk_id and spelling.kind == "sentencepiece":
             kinds.append(UNKNOWN)
