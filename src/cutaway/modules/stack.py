@@ -54,11 +54,16 @@ class Stack(nn.Module):
         """
         rotaries = {layer.attention.rotary for layer in self.spec.layers} - {None}
         tables = {spec: rotary_table(spec, positions, x.dtype, lengths) for spec in rotaries if spec is not None}
-        biases = {(bias.spec, bias.n_heads): bias.table(x.device) for bias in self.biases if isinstance(bias, ScoreBias)}
+        biases = {
+            (bias.spec, bias.n_heads): bias.table(x.device) for bias in self.biases if isinstance(bias, ScoreBias)
+        }
         runners: Iterable[Runner] = self.layers if self.runners is None else self.runners
         for index, (run, spec) in enumerate(zip(runners, self.spec.layers, strict=True)):
             rotary, bias = spec.attention.rotary, spec.attention.bias
-            turn, table = None if rotary is None else tables[rotary], None if bias is None else biases[bias, spec.attention.n_heads]
+            turn, table = (
+                None if rotary is None else tables[rotary],
+                None if bias is None else biases[bias, spec.attention.n_heads],
+            )
             inputs = LayerInputs(cache.layer(index), turn, table, how)
             x = run(x, inputs, None if tap is None else tap.at(f"layers.{index}"))
         inner = None if tap is None else tap.at("norm")
