@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from types import CodeType
@@ -123,6 +124,24 @@ def _compile(source: str, *, path: str | PathLike[str] | None, field: str | None
     return code
 
 
+def _unforged(
+    tokenizer: Tokenizer, template: ChatTemplate, disguise: Disguise, inputs: dict[str, Any], text: str
+) -> str:
+    """The rendered text, unless the template made control tokens of what people wrote (by ``lower``, ``replace`` …).
+
+    That shows when every character that could begin one is hidden: then there are fewer. Such a text is used instead.
+    """
+    hidden = disguise.hide(inputs, every=True)
+    if hidden == disguise.hide(inputs):
+        return text
+    thorough = template.render(**{**tokenizer.names, **hidden})
+
+    def count(rendered: str) -> Counter[int]:
+        return Counter(token.id for token in tokenizer.located(rendered, "own") if token.special)
+
+    return thorough if count(text) - count(thorough) else text
+
+
 def encode_chat(
     tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], **kwargs: Any
 ) -> list[int]:
@@ -134,6 +153,7 @@ def encode_chat(
     sources = template.source + (template.with_tools.source if template.with_tools else "")
     disguise = Disguise(tokenizer.control_strings, sources, inputs)
     text = template.render(**{**tokenizer.names, **disguise.hide(inputs)})
+    text = _unforged(tokenizer, template, disguise, inputs, text)
     if not disguise.worn(text):
         return tokenizer.encode_parts([text], special=True, lead="own")[0]
     # The disguised text shows where the template's own control tokens are. What lies between them

@@ -33,6 +33,7 @@ class ControlStrings:
         self._tails = {text[start:] for text in self._whole for start in range(1, len(text))}
         self._all = "\0".join(self._whole)
         self._longest = max(map(len, self._whole), default=0)
+        self.first_marks = {text[at] for text in self._whole if (at := _visible(text, 0, len(text))) >= 0}
 
     def places(self, text: str) -> set[int]:
         """Positions whose characters must go so that no control string can come of ``text``.
@@ -81,10 +82,16 @@ class Disguise:
         self._free = (char for char in map(chr, _PRIVATE) if char not in seen)
         self._stand_in: dict[str, str] = {}
 
-    def hide(self, value: Any) -> Any:
-        """A copy of ``value`` with every string in it disguised."""
+    def hide(self, value: Any, every: bool = False) -> Any:
+        """A copy of ``value`` with every string in it disguised.
+
+        With ``every``, each character that some control string begins with, wherever it stands: then none can come
+        of the text even if the template changes it on the way.
+        """
         if isinstance(value, str):
             places = self._control.places(value)
+            if every:
+                places |= {i for i, char in enumerate(value) if char in self._control.first_marks}
             if not places:
                 return value
             chars = list(value)
@@ -92,9 +99,9 @@ class Disguise:
                 chars[place] = self._for(chars[place])
             return "".join(chars)
         if isinstance(value, dict):
-            return {self.hide(key): self.hide(item) for key, item in value.items()}
+            return {self.hide(key, every): self.hide(item, every) for key, item in value.items()}
         if isinstance(value, list):
-            return [self.hide(item) for item in value]
+            return [self.hide(item, every) for item in value]
         return value
 
     def reveal(self, text: str) -> str:

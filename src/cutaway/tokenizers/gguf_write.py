@@ -164,8 +164,9 @@ def _sentencepiece(tree: dict[str, Any], merges: list[Any], table: _Table, token
 def _leading_space(tree: dict[str, Any]) -> bool:
     """Whether a text gets a space in front."""
     normalizer, pre = tree["normalizer"], tree["pre_tokenizer"]
-    if pre is not None and pre["type"] == "Metaspace" and normalizer is None and pre.get("split") is False:
-        return bool(pre.get("prepend_scheme") != "never")
+    metaspace = pre is not None and pre["type"] == "Metaspace" and normalizer is None and pre.get("split") is False
+    if metaspace and pre.get("prepend_scheme") == "never":  # the other schemes add no second space, as GGUF would
+        return False
     # Gemma's split at spaces finds none: they have become ▁ by then.
     if pre is not None and (pre["type"] != "Split" or pre["pattern"] != {"String": " "}):
         raise _refused("/pre_tokenizer", None, pre)
