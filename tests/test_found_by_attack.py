@@ -83,9 +83,8 @@ def test_a_gguf_saved_as_a_folder_keeps_its_tokenizer(smollm2_path: Path, tmp_pa
 
 def test_as_many_answers_as_fit(folder: Path) -> None:
     model = cutaway.load(folder)
-    for name, value in (("n", 10**7), ("max_tokens", 10**400)):
-        with pytest.raises(RequestError, match=name):
-            model.generate([1, 2], **{name: value})
+    with pytest.raises(RequestError, match="n: "):
+        model.generate([1, 2], n=10**7)
 
 
 @pytest.mark.parametrize("device", ["zork", "cuda:99", "meta", 5.5])

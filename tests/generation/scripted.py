@@ -50,7 +50,7 @@ class Scripted:
     def new_cache(self, batch: int, capacity: int) -> _Cache:
         return _Cache([0] * batch)
 
-    def hidden(self, ids: Tensor, positions: Tensor, cache: _Cache, tap: Any = None) -> Tensor:
+    def hidden(self, ids: Tensor, positions: Tensor, cache: _Cache, tap: Any = None, **_: Any) -> Tensor:
         cache.lengths = [n + int((row >= 0).sum()) for n, row in zip(cache.lengths, positions, strict=True)]
         return positions[..., None].float()
 

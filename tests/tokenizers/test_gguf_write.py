@@ -257,6 +257,13 @@ def test_bos_eos_and_templates(tmp_path: Path) -> None:
         gguf_vocabulary(tokenizer, 600, eos_ids=(7, 8, 9))
 
 
+def test_a_broken_template_is_left_out_aloud(tmp_path: Path) -> None:
+    tokenizer = json_tokenizer(tmp_path, chat_template="{{ ''.__class__ }}")
+    with pytest.warns(UserWarning, match="chat template is left out"):
+        found = gguf_vocabulary(tokenizer, 600)
+    assert "tokenizer.chat_template" not in found
+
+
 def test_no_tokenizer() -> None:
     found = gguf_vocabulary(None, 64, eos_ids=(3, 5))
     assert found == {

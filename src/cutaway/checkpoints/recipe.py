@@ -13,7 +13,7 @@ from cutaway.formats.files import read_small
 __all__ = ["read_recipe"]
 
 _MOST = 1 << 20  # bytes
-_EXPONENT = r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"
+_NUMBER = r"^[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?$"  # YAML 1.1 takes 1e-5 for a word
 
 
 def read_recipe(source: str | PathLike[str]) -> Mapping[str, Any]:
@@ -50,15 +50,16 @@ def _parse(text: str, path: str | None) -> object:
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             """A mapping whose keys are distinct."""
-            keys = [key.value for key, _ in node.value]
+            seen: set[str] = set()
             for key, _ in node.value:
-                if keys.count(key.value) > 1:
+                if isinstance(key.value, str) and key.value in seen:
                     line = key.start_mark.line + 1
                     raise ConfigError("stands twice", path=path, field=f"line {line}", got=key.value)
+                seen.add(str(key.value))
             made: dict[Any, Any] = super().construct_mapping(node, deep)
             return made
 
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_EXPONENT), list("-+0123456789."))
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_NUMBER), list("-+0123456789."))
     try:
         return yaml.load(text, Loader)
     except yaml.YAMLError as error:

@@ -101,7 +101,7 @@ def resolve(
         RequestError: a value that makes no sense, by name.
     """
     if max_tokens is not None:
-        _whole("max_tokens", max_tokens, 0, 1 << 40)
+        _whole("max_tokens", max_tokens, 0)
     _whole("n", n, 1, MOST_CHOICES)
     if logprobs is not None:
         _whole("logprobs", logprobs, 0)

@@ -6,6 +6,7 @@ What is written is read back, and some texts are cut by both: a tokenizer whose 
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -201,6 +202,8 @@ def _around(tokenizer: Tokenizer) -> dict[str, Typed]:
 
 def _templates(tokenizer: Tokenizer) -> dict[str, Typed]:
     template = tokenizer.chat_template
+    if tokenizer.template_error is not None:
+        warnings.warn(f"the chat template is left out: {tokenizer.template_error}", stacklevel=4)
     if template is None:
         return {}
     found: dict[str, Typed] = {"tokenizer.chat_template": ("str", template.source)}
