@@ -32,11 +32,11 @@ TAIL = """
 
 - Real weights: only SmolLM2 (Llama) and Gemma 3 270M are compared on real checkpoints, both from GGUF
   (`tests/reference/test_real_models.py`).
-- StableLM's `qk_layernorm`, rotary types `dynamic`, `longrope` and `proportional`, two-way attention in a decoder,
+- StableLM's `qk_layernorm`, the rotary type `proportional`, two-way attention in a decoder,
   and quantized Hugging Face checkpoints are refused by name.
 - BLOOM's `apply_residual_connection_post_layernorm`, and MPT's `qk_ln`, `prefix_lm`, biases and learned positions
   (which the reference has no code for) are refused by name.
-- Half precision is compared for norms only.
+- Half precision is compared for norms, and for whole models only where the column says so.
 
 ## Where the reference does not do what its config says
 
