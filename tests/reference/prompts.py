@@ -28,5 +28,5 @@ PROMPTS = [
     "Q: What is the capital of Australia?\nA:",
     LONG * 3 + "Mr. Bennet",
     LONG * 7 + "The family",
-    LONG * 8 + "It was then that",
+    LONG * 9 + "It was then that",
 ]
