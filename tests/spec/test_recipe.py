@@ -187,7 +187,9 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "experts unknown": ("/experts/n", {"experts": {"n": 4}}),
     "experts too few": ("/decoder/blocks/0/branches/1/body/top_k", {"experts": {"n_experts": 2, "top_k": 3}}),
     "dropout of 2": ("/embedding/dropout", {"dropout": 2}),
-    "scale infinite": ("/embedding/scale", {"embed_scale": float("inf")}),
+    "scale infinite": ("/embed_scale", {"embed_scale": float("inf")}),
+    "scale not a number": ("/embed_scale", {"embed_scale": float("nan")}),
+    "scale of 10^400": ("/embed_scale", {"embed_scale": 10**400}),
 }
 
 

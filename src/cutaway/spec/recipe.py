@@ -16,11 +16,10 @@ will not do, an object says more, with the fields of the spec: ``norm: {kind: la
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import cycle, islice
-from typing import Any, Final, Literal, final
+from typing import Any, Literal
 
 from cutaway.errors import ConfigError
 from cutaway.spec.attention import AttentionSpec, MaskRule
@@ -30,50 +29,12 @@ from cutaway.spec.mlp import MlpSpec, MoeSpec
 from cutaway.spec.model import EmbeddingSpec, HeadSpec, ModelSpec, StackSpec
 from cutaway.spec.norm import NormSpec
 from cutaway.spec.recipe_positions import Positions, read_positions
+from cutaway.spec.recipe_words import LAYER, MODEL, Words
 from cutaway.spec.serial import read
 
 __all__ = ["expand"]
 
 NEEDED = ("d_model", "n_heads", "layers", "vocab_size")
-# Word → type. Those of the second group may differ by layer, in an entry of the pattern.
-MODEL: dict[str, str] = {
-    "d_model": "size",
-    "layers": "size",
-    "vocab_size": "size",
-    "max_positions": "size",
-    "pattern": "pattern",
-    "tied": "flag",
-    "embed_scale": "number",
-    "embed_norm": "flag",
-    "logit_scale": "number",
-    "logit_cap": "number",
-    "dropout": "number",
-}
-LAYER: dict[str, str] = {
-    "n_heads": "size",
-    "n_kv_heads": "size",
-    "d_head": "size",
-    "d_ff": "size",
-    "window": "size",
-    "chunk": "size",
-    "causal": "flag",
-    "prefix": "flag",
-    "norm": "any",
-    "where": "pre post out sandwich none",
-    "parallel": "flag",
-    "shared_norm": "flag",
-    "positions": "any",
-    "activation": "relu relu2 gelu gelu_tanh silu",
-    "gated": "flag",
-    "bias": "flag",
-    "qkv_bias": "flag",
-    "qk_norm": "head width none",
-    "score_scale": "number",
-    "score_cap": "number",
-    "clip": "number",
-    "branch_scale": "number",
-    "experts": "any",
-}
 _NAMED = {"local": {}, "global": {"window": None, "chunk": None}}
 
 
@@ -89,14 +50,14 @@ def expand(recipe: Mapping[str, Any]) -> ModelSpec:
     >>> [layer.attention.mask.window for layer in spec.decoder.layers]
     [16, 16, None, 16, 16, None]
     """
-    words = _Words(recipe, MODEL | LAYER, "")
+    words = Words(recipe, MODEL | LAYER, "")
     for key in NEEDED:
         if words.get(key) is None:
             raise ConfigError("missing", field=f"/{key}", hint=f"A recipe says at least {', '.join(NEEDED)}.")
     d_model, n_layers = words.get("d_model"), words.get("layers")
     if n_layers > MOST_LAYERS:
         raise ConfigError("more layers than any model has", field="/layers", expected=f"≤ {MOST_LAYERS}", got=n_layers)
-    whole = _Layer(_Words({key: value for key, value in recipe.items() if key in LAYER}, LAYER, ""), d_model)
+    whole = _Layer(Words({key: value for key, value in recipe.items() if key in LAYER}, LAYER, ""), d_model)
     norm, table = whole.norm, whole.positions.table(words.get("max_positions", 2048))
     layers = [_Layer(inner, d_model) for inner in _by_layer(words, recipe)]
     dropout = words.get("dropout", 0.0)
@@ -122,50 +83,7 @@ def expand(recipe: Mapping[str, Any]) -> ModelSpec:
     return spec
 
 
-@final
-class _Words:
-    """The words of a recipe, each of a known name and type."""
-
-    def __init__(self, values: object, known: Mapping[str, str], at: str) -> None:
-        if not isinstance(values, Mapping):
-            raise ConfigError("not an object", field=at or "/", expected="words with their values", got=values)
-        self.at: Final = at
-        self._values: Final = values
-        for key, value in values.items():
-            if key not in known:
-                near = difflib.get_close_matches(str(key), known, n=1)
-                hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
-                raise ConfigError("unknown word", field=f"{at}/{key}", got=value, hint=hint)
-            if value is not None:
-                self._check(key, value, known[key])
-
-    def _check(self, key: str, value: object, kind: str) -> None:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        match kind:
-            case "any":
-                return
-            case "size":
-                fine, wanted = type(value) is int and value > 0, "a whole number > 0"
-            case "flag":
-                fine, wanted = isinstance(value, bool), "true or false"
-            case "number":
-                fine, wanted = number, "a number"
-            case "pattern":
-                fine, wanted = isinstance(value, Sequence) and not isinstance(value, str), "a list"
-                fine = fine and len(value) > 0  # type: ignore[arg-type]
-            case words:
-                fine, wanted = value in words.split(), " or ".join(words.split())
-        if not fine:
-            raise ConfigError("of a wrong type", field=f"{self.at}/{key}", expected=wanted, got=value)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        value = self._values.get(key)
-        if value is None:
-            return default
-        return float(value) if type(value) is int and (MODEL | LAYER).get(key) == "number" else value
-
-
-def _by_layer(words: _Words, recipe: Mapping[str, Any]) -> list[_Words]:
+def _by_layer(words: Words, recipe: Mapping[str, Any]) -> list[Words]:
     """The recipe of each entry of the pattern: the whole one's words under the entry's own."""
     shared = {key: value for key, value in recipe.items() if key in LAYER}
     pattern = words.get("pattern", ["local"])
@@ -179,12 +97,12 @@ def _by_layer(words: _Words, recipe: Mapping[str, Any]) -> list[_Words]:
                 raise ConfigError("unknown value", field=at, expected="local, global or an object", got=entry)
             if entry == "local" and "pattern" in recipe and not {"window", "chunk"} & recipe.keys():
                 raise ConfigError("missing, though a layer is local", field="/window", expected="a whole number")
-            found.append(_Words(shared | _NAMED[entry], LAYER, ""))
+            found.append(Words(shared | _NAMED[entry], LAYER, ""))
         else:
-            own = _Words(entry, LAYER, at).get("positions")
+            own = Words(entry, LAYER, at).get("positions")
             if own is not None and read_positions(own, 2, f"{at}/positions").at_embedding:
                 raise ConfigError("is one for the whole model", field=f"{at}/positions", got=own)
-            found.append(_Words(shared | dict(entry), LAYER, at))
+            found.append(Words(shared | dict(entry), LAYER, at))
     return found
 
 
@@ -192,7 +110,7 @@ def _by_layer(words: _Words, recipe: Mapping[str, Any]) -> list[_Words]:
 class _Layer:
     """One layer's words."""
 
-    words: _Words
+    words: Words
     d_model: int
 
     @property
