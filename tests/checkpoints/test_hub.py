@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import subprocess
@@ -334,6 +335,60 @@ def test_a_file_without_a_checksum_is_refused(bench: Bench, etag: str) -> None:
         bench.file("model.safetensors")
 
 
+ODD_ETAGS = [
+    "../../../../escaped",
+    "..",
+    ".",
+    "",
+    "a/../../../../../escaped",
+    "a\\..\\escaped",
+    "C:escaped",
+    "x" * 300,
+    "a b",
+    'W/"../escaped',
+]
+
+
+@pytest.mark.parametrize("etag", [*ODD_ETAGS, "/{tmp}/escaped"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])  # in a HEAD, and in a list of files
+def test_no_server_chooses_a_files_name(bench: Bench, name: str, etag: str, tmp_path: Path) -> None:
+    """The library makes a blob, a lock and an unfinished file of any ETag."""
+    (tmp_path / "a").mkdir()
+    bench.server.repos["o/n"].etags[name] = etag.format(tmp=tmp_path)
+    with pytest.raises(DownloadError) as caught:
+        bench.repo()
+    assert caught.value.field == "ETag"
+    assert "HF_ENDPOINT" in (caught.value.hint or "")
+    assert not list(tmp_path.parent.rglob("*escaped*"))
+    assert name not in bench.published()
+    assert not [s for s in bench.server.seen if s.method == "GET" and s.path.endswith(f"/{name}")]
+
+
+def test_answers_are_looked_at_by_every_client_of_the_library(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It closes its client after some failures and makes another; and a person may have their own way to make one."""
+    import huggingface_hub.utils._http as http
+
+    made: list[Any] = []
+
+    def own() -> Any:
+        made.append(http.default_client_factory())
+        return made[-1]
+
+    monkeypatch.setattr(http, "_GLOBAL_CLIENT_FACTORY", http._GLOBAL_CLIENT_FACTORY)  # given back afterwards
+    http.set_client_factory(own)
+    bench.repo()
+    assert len(made) == 1
+    bench.server.repos["o/n"].commit = "f" * 40
+    bench.server.repos["o/n"].etags["config.json"] = "../escaped"
+    http.close_session()
+    for _ in range(2):
+        with pytest.raises(DownloadError) as caught:
+            bench.repo()
+        assert caught.value.field == "ETag"
+    assert len(made) == 2
+    assert len(made[1].event_hooks["response"]) == 1
+
+
 @pytest.mark.parametrize("commit", ["../../../../escaped", "main", "", "0" * 39, "/escaped"])
 def test_a_commit_that_is_none_is_refused(bench: Bench, commit: str, tmp_path: Path) -> None:
     bench.server.repos["o/n"].commit = commit
@@ -438,6 +493,32 @@ def test_a_cache_that_cannot_be_written_says_so(bench: Bench) -> None:
     bench.cache.write_text("a file where the cache should be")
     with pytest.raises(StorageError):
         bench.repo()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        RuntimeError("Data processing error: File write: No space left on device (os error 28)"),
+    ],
+)
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_full_disk_is_no_fault_of_the_network(
+    bench: Bench, error: Exception, hidden: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub.file_download as file_download
+
+    def full(*_: object, **__: object) -> None:
+        if hidden:
+            raise ConnectionError("something went wrong") from error
+        raise error
+
+    monkeypatch.setattr(file_download, "http_get", full)
+    with pytest.raises(StorageError) as caught:
+        bench.repo()
+    assert "free some space" in (caught.value.hint or "")
+    assert bench.waits == []
 
 
 def test_eight_processes_at_once(bench: Bench) -> None:

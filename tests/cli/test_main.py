@@ -218,3 +218,69 @@ def test_devices() -> None:
     for wrong in ("gpu", "cuda:", "cuda:-1", "cpu:0", ""):
         with pytest.raises(click.BadParameter):
             Device().convert(wrong, None, None)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("run hi --max_new_tokens 5", "--max-tokens"),
+        ("run hi --max-new-tokens=5", "--max-tokens"),
+        ("run hi --max_tokens 5", "--max-tokens"),
+        ("run hi --Top_P 1", "--top-p"),
+        ("run hi --temp 0", "--temperature"),
+        ("run hi --n-predict 3", "--max-tokens"),
+        ("run hi --repeat-penalty 1.1", "--repetition-penalty"),
+        ("chat hi --system_prompt x", "--system"),
+        ("show --tapps", "--taps"),
+        ("models --qiet", "--quiet"),
+        ("run hi --prompt x", None),
+        ("run hi --zzz", None),
+        ("next hi --n-predict 3", None),
+    ],
+)
+def test_a_misspelt_option_gets_a_guess(call: Callable[..., Any], wrong: str, right: str | None) -> None:
+    done = call(*wrong.split())
+    assert (done.code, done.out) == (2, "")
+    what, why, do = done.err.splitlines()
+    assert "no such option" in what
+    assert "usage: cutaway" in why
+    assert do == f"  do:  did you mean {right}?" if right else "did you mean" not in done.err
+    assert right is None or call(*wrong.split(), "--json").error["hint"] == f"did you mean {right}?"
+
+
+SAMPLING = {
+    "temperature": (-1, -1e-9, 0, 1, 1e300, float("nan"), float("inf"), -float("inf"), 1e999, "x", ""),
+    "top_p": (-0.1, 0, 0.5, 1, 1.0001, float("nan"), float("inf"), "1,5"),
+    "min_p": (-0.1, 0, 0.5, 1, 1.0001, float("nan")),
+    "repetition_penalty": (-1, 0, 1e-7, 1e-6, 1, 1e9, float("inf"), float("nan")),
+    "seed": (-(2**63) - 1, -(2**63), -1, 0, 2**63 - 1, 2**63, 1.5, "1e9", "x"),
+    "top_k": (-1, 0, 1, 10**6, 1.5, "x"),
+    "max_tokens": (-1, 0, 1, 10**6, 1.5, "x"),
+    "stop": ("", "x", " "),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in SAMPLING.items() for value in values])
+def test_what_the_model_would_refuse_is_refused_before_it_is_loaded(
+    call: Callable[..., Any], name: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two places check: they agree."""
+    from cutaway.generation.params import resolve
+    from cutaway.spec import GenerationSettings
+
+    def stop(*_: object, **__: object) -> None:
+        raise errors.OfflineError("it came as far as loading")
+
+    for verb in ("run", "chat", "next"):
+        monkeypatch.setattr(f"cutaway.cli.{verb}.load_model", stop)
+    try:
+        resolve(GenerationSettings(), 100, **{name: value})  # type: ignore[arg-type]
+        taken = True
+    except errors.RequestError:
+        taken = False
+    for verb in ("run", "chat"):
+        done = call(verb, "hi", f"--{name.replace('_', '-')}={value}", "--json")
+        assert done.code == (5 if taken else 2)
+        assert done.error["field"] == (None if taken else name)
+    if name == "temperature":
+        assert call("next", "hi", f"--temperature={value}").code == (5 if taken else 2)

@@ -47,6 +47,37 @@ def test_temperature(call: Call, folder: Path) -> None:
     assert call("next", "the", "-m", folder, "-t", -1).code == 2
 
 
+@pytest.mark.parametrize("temperature", [0, 1e-9, 0.01, 1, 1e30])
+def test_the_order_is_that_of_the_logits_at_any_temperature(call: Call, folder: Path, temperature: float) -> None:
+    model = cutaway.load(folder)
+    prompt = model.encode_prompt("the")
+    logits = model.logits(prompt)[0, -1]
+    value = call("next", "the", "-m", folder, "--json", "-t", temperature, "--top", 20).json
+    found = value["candidates"]
+    assert [c["token"] for c in found] == logits.sort(descending=True, stable=True).indices[:20].tolist()
+    shares = [c["probability"] for c in found]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) + value["rest"] == pytest.approx(1)
+    if temperature < 0.001:
+        assert found[0]["token"] == model.generate(prompt, max_tokens=1, temperature=0).tokens[0]
+        assert shares == [1.0] + [0.0] * 19
+        assert (value["entropy_bits"], value["rest"]) == (0, 0)
+
+
+def test_of_equal_logits_the_first_is_taken_as_in_generating(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cutaway.cli.distribution import predict
+
+    model = cutaway.load(folder)
+    monkeypatch.setattr(type(model), "logits", lambda self, ids: torch.tensor([[[0.0, 2.0, 1.0, 2.0, 2.0]]]))
+    found, _ = predict(model, "", [1], 4, 0)
+    assert [(c.id, c.probability) for c in found.best] == [(1, 1.0), (3, 0.0), (4, 0.0), (2, 0.0)]
+
+
+def test_both_prompts_say_the_temperature(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert call("next", "the", "-m", folder, "--compare", "a", "-t", 0.5).out.count("temperature 0.5") == 2
+
+
 def test_jsonl_has_a_candidate_a_line(call: Call, folder: Path) -> None:
     lines = call("next", "the", "-m", folder, "--jsonl", "--top", 3, "--compare", "a").out.splitlines()
     assert [json.loads(line)["prompt"] for line in lines] == ["the"] * 3 + ["a"] * 3

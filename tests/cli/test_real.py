@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import cutaway
-import cutaway.model
+import cutaway.store
 
 pytestmark = pytest.mark.real
 Call = Callable[..., Any]
@@ -22,7 +22,7 @@ def loaded(smollm2_path: Path) -> cutaway.Model:
 
 @pytest.fixture
 def smollm2(loaded: cutaway.Model, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(cutaway.model, "load", lambda *_, **__: loaded)
+    monkeypatch.setattr(cutaway.store, "load", lambda *_, **__: loaded)
     return smollm2_path
 
 

@@ -169,7 +169,7 @@ def test_a_bug_says_how_to_report_it(call: Call, folder: Path, monkeypatch: pyte
     def broken(*_: object, **__: object) -> None:
         raise AttributeError("no such thing")
 
-    monkeypatch.setattr(sys.modules["cutaway.model"], "load", broken)
+    monkeypatch.setattr(sys.modules["cutaway.store"], "load", broken)
     done = call("run", "hi", "-m", folder)
     assert done.code == 70
     assert "AttributeError: no such thing" in done.err
@@ -186,3 +186,50 @@ def test_ctrl_c_here(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Stream, "__next__", interrupted)
     done = call("run", "hi", "-m", folder, stdout_tty=True)
     assert (done.code, done.out) == (130, "\n")
+
+
+@pytest.mark.parametrize("verb", ["run", "chat"])
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--seed", 3, "-t", 0), "--seed does nothing"),
+        (("--seed", 3, "--top-k", 4, "-t", 0), "--seed, --top-k do nothing"),
+        (("--top-p", 0.5, "-t", 0), "--top-p does nothing"),
+        (("--seed", 3), "--seed does nothing"),  # the tiny model's own temperature is 0
+        (("--seed", 3, "-t", 0.5), ""),
+        (("-t", 0), ""),
+        (("--seed", 3, "-t", 0, "-q"), ""),
+        (("--seed", 3, "-t", 0, "--json"), ""),
+    ],
+)
+def test_options_without_effect_are_named(
+    call: Call, folder: Path, verb: str, flags: tuple[object, ...], said: str
+) -> None:
+    done = call(verb, "the", "-m", folder, "-n", 2, *flags)
+    assert done.code == 0
+    assert len(done.err.splitlines()) == bool(said)
+    assert said in done.err
+
+
+@pytest.mark.parametrize("verb", ["run", "chat"])
+def test_an_answer_that_was_cut_is_marked_on_a_terminal(call: Call, folder: Path, tmp_path: Path, verb: str) -> None:
+    words = (verb, "the", "-m", folder, "-t", 0)
+    assert call(*words, "-n", 3, stdout_tty=True).err == "(cut after 3 tokens: -n takes a larger limit)\n"
+    assert call(*words, "-n", 1, stdout_tty=True).err == "(cut after 1 token: -n takes a larger limit)\n"
+    assert call(*words, "-n", 3, "-v", stdout_tty=True).err == "ended: length (--max-tokens 3)\n"
+    for more in (("-q",), ("--json",), ("-o", tmp_path / "x")):
+        assert call(*words, "-n", 3, *more, stdout_tty=True).err == ""
+    assert call(*words, "-n", 3).err == ""
+    ended = call("run", "the", "-m", folder, "-t", 0, "-n", 9, "--stop", "".join(map(chr, range(32, 33))))
+    assert "cut" not in ended.err
+
+
+def test_the_end_of_a_learned_table_is_marked_too(call: Call, base_folder: Path) -> None:
+    done = call("run", "x" * 60, "-m", base_folder, "-n", 50, "-t", 0, stdout_tty=True)
+    assert "the model has no further position" in done.err
+
+
+def test_one_token_is_one(call: Call, folder: Path) -> None:
+    done = call("run", "a", "-m", folder, "-n", 1, "-t", 0, "--stats")
+    assert "prefill 1 token," in done.err
+    assert "decode 1 token," in done.err

@@ -100,3 +100,15 @@ def test_completion_of_verbs_flags_and_models(call: Call, monkeypatch: pytest.Mo
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(place))
         assert wanted in call().out
+
+
+@pytest.mark.parametrize("name", ["", " ", "\t\n"])
+def test_an_empty_name_is_no_model(call: Call, name: str) -> None:
+    for words in (("pull", name), ("show", name), ("run", "hi", "-m", name), ("tokenize", "hi", "-m", name)):
+        done = call(*words, "--json")
+        assert (done.code, done.out, done.error["code"]) == (3, "", "request"), words
+        assert "name is empty" in done.error["message"]
+    done = call("pull", "smollm2", "--revision", name)
+    assert done.code == 3
+    assert "revision is empty" in done.err
+    assert call("models", "-o", "").code == 2

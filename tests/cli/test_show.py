@@ -12,10 +12,13 @@ import pytest
 import torch
 
 import cutaway
+from cutaway.cli import taps
 from cutaway.cli.statistics import measure
 from cutaway.cli.text import width
 from cutaway.formats.safetensors import save_safetensors
+from cutaway.spec.names import tap_names
 from tests.cli.conftest import config, write_tokenizer
+from tests.reference import tiny
 
 Call = Callable[..., Any]
 
@@ -175,8 +178,8 @@ def test_what_is_missing_or_left_over_is_said(call: Call, folder: Path, tmp_path
     save_safetensors(tmp_path / "model.safetensors", {**tensors, "extra": torch.ones(1)})
     done = call("show", tmp_path)
     assert done.code == 0
-    assert "1 tensors are not used by the model: extra" in done.err
-    assert "missing: model.layers.2.mlp.up_proj.weight" in done.err
+    assert "1 tensor is not used by the model: extra" in done.err
+    assert "1 tensor is missing: model.layers.2.mlp.up_proj.weight" in done.err
 
 
 def test_taps(call: Call, folder: Path) -> None:
@@ -197,6 +200,42 @@ def test_taps(call: Call, folder: Path) -> None:
         assert [a for a, b in zip(tensor.shape, shape, strict=True) if b is not None and a != b] == [], name
     assert call("show", folder, "--taps", "--filter", "layers.1.attn.z").out.count("\n") == 2
     assert call("show", folder, "--taps", "--filter", "zzz").code == 2
+
+
+@pytest.mark.parametrize("flags", [(), ("--taps",), ("--config",), ("decoder.norm",), ("--json",)])
+def test_the_model_may_be_named_as_elsewhere(call: Call, folder: Path, flags: tuple[str, ...]) -> None:
+    wanted = call("show", folder, *flags)
+    assert wanted.code == 0
+    assert call("show", "-m", folder, *flags) == wanted
+    assert call("show", *flags, "--model", folder) == wanted
+
+
+def test_too_many_names(call: Call, folder: Path) -> None:
+    assert call("show", folder, "decoder.norm", "x").code == 2
+    assert call("show", "-m", folder, "decoder.norm", "x").code == 2
+    assert call("show", "").code == 3
+    assert call("show", "-m", " ").code == 3
+
+
+@pytest.mark.parametrize("family", sorted(tiny.FAMILIES))
+def test_every_quantity_says_what_it_is(family: str) -> None:
+    spec = tiny.transformer(family).spec
+    for name in tap_names(spec):
+        assert 0 < len(taps.meaning(name)) <= 19, name  # 80 columns have room for it
+
+
+@pytest.mark.parametrize(("columns", "there"), [(60, False), (80, True), (140, True)])
+def test_taps_say_what_they_are_where_there_is_room(
+    call: Call, folder: Path, columns: int, there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    out = call("show", folder, "--taps").out
+    assert ("who reads whom" in out) == there
+    assert "…" not in out
+    monkeypatch.delenv("COLUMNS")
+    assert "who reads whom" in call("show", folder, "--taps").out  # a pipe has room for all
+    rows = {row["name"]: row for row in call("show", folder, "--taps", "--json").json["taps"]}
+    assert rows["logits"]["meaning"] == "next-token scores"
 
 
 def test_config_template_and_tokenizer(call: Call, folder: Path, gguf_file: Path, base_folder: Path) -> None:

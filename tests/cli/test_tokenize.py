@@ -91,3 +91,8 @@ def test_edges(call: Call, model: Path, tmp_path: Path) -> None:
         for name in ("config.json", "model.safetensors"):
             shutil.copy(model / name, bare / name)
         assert call("tokenize", "x", "-m", bare).code == 3
+
+
+def test_one_token_is_one(call: Call, folder: Path) -> None:
+    assert "1 token · 1 character · 1 byte\n" in call("tokenize", "a", "-m", folder, "--no-special").out
+    assert "2 tokens · 2 characters · 2 bytes\n" in call("tokenize", "ab", "-m", folder, "--no-special").out

@@ -4,6 +4,7 @@ huggingface_hub 2.4 does the cache, the locks, the token, the endpoint, and with
 that failed, a busy server (Retry-After) or a connection that closed (Range). What it does not do is here:
 
 - no byte is trusted before its checksum was found right (it compares sizes only);
+- no server chooses a file's name (it takes any ETag for one): ``hub_names``;
 - what failed for a moment and it gave up on (5xx on a listing or a body, a reset) is tried again, slower each time;
 - its exceptions become cutaway's; its own telemetry stays off.
 """
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cutaway.checkpoints.home import checksum, is_offline, note_verified, was_verified
 from cutaway.checkpoints.hub_errors import translated, wait_before_retry
+from cutaway.checkpoints.hub_names import refuse_odd_etags, safe
 from cutaway.checkpoints.progress import Progress, tqdm_class
 from cutaway.errors import CutawayError, DownloadError, OfflineError, RequestError
 
@@ -38,7 +40,19 @@ _READ = (
     "tokenizer*.json",
     "special_tokens_map.json",
     "chat_template.*",
+    "vocab.json",
+    "target_vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "source.spm",
+    "target.spm",
+    "modules.json",
+    "1_Pooling/config.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
 )
+_ELSEWHERE = ("*/*.safetensors*", "tokenizer*/*", "chat_template*/*")
 _ATTEMPTS = 5
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 _ID = re.compile(
@@ -72,9 +86,9 @@ def parse_id(text: str) -> HubId:
     if not found or len(found["repo"]) > 96 or any(bad in found["repo"] for bad in ("--", "..")):
         raise RequestError("this is not a hub name", got=text, expected="owner/name, owner/name@revision")
     if found["file"]:
-        _safe(found["file"])
+        safe(found["file"])
     if found["revision"]:
-        _safe(found["revision"])
+        safe(found["revision"])
     return HubId(found["repo"], found["revision"], found["file"], found["select"])
 
 
@@ -118,7 +132,7 @@ def fetch_file(
     sleep: Sleep = time.sleep,
 ) -> Path:
     """One file of a repository, such as a ``.gguf``. Arguments and errors are those of ``fetch_repo``."""
-    _safe(filename)
+    safe(filename)
     name = _named(repo_id, revision)
     fetch = _Fetch(name, (escape(filename),), offline, progress, endpoint, sleep)
     path = fetch.run() / filename
@@ -155,17 +169,10 @@ def _named(repo_id: str, revision: str | None) -> HubId:
     if name.file or name.select:
         raise RequestError("only owner/name and a revision are expected here", got=repo_id)
     if revision is not None:
-        _safe(revision)
+        safe(revision)
         if name.revision not in (None, revision):
             raise RequestError("two revisions are given", got=repo_id, expected=revision)
     return name._replace(revision=revision or name.revision)
-
-
-def _safe(name: str) -> None:
-    """Refuse what could leave a folder on any system, whoever chose it."""
-    parts = name.split("/")
-    if not name.isprintable() or any(c in name for c in '\\:*?"<>|') or any(p in ("", ".", "..") for p in parts):
-        raise RequestError("this name could leave its folder", got=name)
 
 
 class _Fetch:
@@ -183,7 +190,7 @@ class _Fetch:
         self.name = name
         self.patterns = patterns
         # files below a folder are other formats of the same weights, unless one is asked for by its path
-        self.ignored = () if any("/" in pattern for pattern in patterns) else ("*/*",)
+        self.ignored = _ELSEWHERE if patterns == _READ else () if any("/" in p for p in patterns) else ("*/*",)
         self.offline = is_offline(offline)
         self.meter = tqdm_class(progress, name.repo)
         self.endpoint = endpoint
@@ -290,11 +297,12 @@ class _Fetch:
 
 
 def _library() -> "ModuleType":
-    """huggingface_hub. Left alone it asks its endpoint for a list of agents, offline too; that counts as telemetry."""
+    """huggingface_hub, watched. Left alone it asks its endpoint for a list of agents, offline too: telemetry."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     import huggingface_hub
     import huggingface_hub.errors
 
+    refuse_odd_etags()
     return huggingface_hub
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +29,9 @@ def translated(
         offline: whether the network may be used.
         missing: snapshot folder → the names that it lacks.
     """
+    if (full := _disk_full(error)) is not None:
+        hint = "free some space, or set HF_HUB_CACHE to a folder with more"
+        return StorageError("the hub's cache cannot be written", path=where, got=full, hint=hint)
     errors = hub.errors
     cause = _cause(error)
     response = getattr(cause, "response", None)
@@ -59,6 +64,18 @@ def translated(
         got=f"{type(cause).__name__}: {_line(cause)}",
         hint="if a login page or a proxy stands between, get past it and try again",
     )
+
+
+def _disk_full(error: BaseException | None) -> str | None:
+    """What the system said, where a full disk is somewhere behind an error; hf_xet has it as text only."""
+    while error is not None:
+        number = error.errno if isinstance(error, OSError) else None
+        if number is None and (found := re.search(r"\(os error (\d+)\)", str(error))):
+            number = int(found[1])
+        if number in (errno.ENOSPC, errno.EDQUOT):
+            return os.strerror(number)
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -22,11 +22,14 @@ class Progress(Protocol):
 def show_progress(
     quiet: bool = False,
     *,
+    label: str = "",
     stream: TextIO | None = None,
     interval: float = 5.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Progress]:
     """A ``Progress`` for people, on standard error: a bar on a terminal, else one plain line per ``interval`` seconds.
+
+    A bar stands there at once, called ``label`` until something is reported.
 
     >>> with show_progress(quiet=True) as report:
     ...     report(1, 2, "nothing is shown")
@@ -35,7 +38,7 @@ def show_progress(
     if quiet:
         yield _silent
     elif stream.isatty():
-        with _bar(stream) as report:
+        with _bar(stream, label) as report:
             yield report
     else:
         yield _lines(stream, interval, clock)
@@ -96,7 +99,7 @@ def _lines(stream: TextIO, interval: float, clock: Callable[[], float]) -> Progr
 
 
 @contextmanager
-def _bar(stream: TextIO) -> Iterator[Progress]:
+def _bar(stream: TextIO, label: str) -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.progress import Progress as Bars
@@ -110,7 +113,7 @@ def _bar(stream: TextIO) -> Iterator[Progress]:
         TimeRemainingColumn(),
     )
     with Bars(*columns, console=Console(file=stream), transient=True) as bars:
-        task = bars.add_task("", total=None)
+        task = bars.add_task(label, total=None)
 
         def report(done: int, total: int, label: str, /) -> None:
             bars.update(task, completed=done, total=total or None, description=label)

@@ -74,8 +74,14 @@ def resolve(
         text = os.fsdecode(source)
     except TypeError:
         raise RequestError("a model is named by text or a path", got=type(source).__name__) from None
-    if not text:
-        raise RequestError("the model's name is empty")
+    if not text.strip():
+        raise RequestError(
+            "the model's name is empty",
+            expected="a path, a catalogue name or a hub id",
+            hint="`cutaway models` lists names",
+        )
+    if revision is not None and not revision.strip():
+        raise RequestError("the revision is empty", expected="a branch, a tag or a commit", hint="or leave it out")
     path = _as_path(text)
     entry = next((entry for entry in catalog.ENTRIES if entry.name == text), None)
     looks_like_path = not isinstance(source, str) or _only_a_path(text)

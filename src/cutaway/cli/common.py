@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -73,6 +74,17 @@ class Settings:
 
         with interruptible(), atomic_write(self.out) as file:
             file.write(text.encode("utf-8", "backslashreplace"))
+
+    def emit_bytes(self, data: bytes) -> None:
+        """The data, where it is no text."""
+        if not self.to_file:
+            sys.stdout.buffer.write(data)
+            sys.stdout.flush()
+            return
+        from cutaway.formats.files import atomic_write
+
+        with interruptible(), atomic_write(str(self.out)) as file:
+            file.write(data)
 
     def emit_json(self, value: Any) -> None:
         """One JSON object; with --jsonl and a list, one a line."""
@@ -148,28 +160,36 @@ def find(settings: Settings, name: str | None = None) -> Resolved:
     """Where a model is, fetched if need be, with a word about it on standard error."""
     from cutaway.checkpoints.resolve import resolve
 
-    with as_input(), progress(settings) as report:
-        return resolve(name or settings.model, revision=settings.revision, offline=settings.offline, progress=report)
+    name = settings.model if name is None else name
+    with as_input(), progress(settings, _label(name)) as report:
+        return resolve(name, revision=settings.revision, offline=settings.offline, progress=report)
 
 
 def load_model(settings: Settings) -> Model:
     """The model of --model, as the other options want it."""
     import torch
 
-    from cutaway.model import load
+    from cutaway.store import load
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
     _check_device(settings.device)
-    with as_input(), progress(settings) as report:
+    label = f"loading {_label(settings.model)}"
+    with as_input(), progress(settings, label) as report:
         return load(
             settings.model,
             dtype=settings.dtype,
             device=settings.device,
             revision=settings.revision,
             offline=settings.offline,
-            progress=report,
+            # a file in a cache may be called after its commit: people know a model by the name they gave
+            progress=lambda done, total, says: report(done, total, label if says.startswith("loading") else says),
         )
+
+
+def _label(name: str) -> str:
+    """A model's name as one says it: without the folders before it."""
+    return Path(name).name or name
 
 
 def _check_device(device: str | None) -> None:
@@ -186,12 +206,15 @@ def _check_device(device: str | None) -> None:
 
 
 @contextmanager
-def progress(settings: Settings) -> Iterator[Progress]:
-    """Transfers and loads, told on standard error; a quick load into a pipe or log is not worth a line."""
+def progress(settings: Settings, label: str = "") -> Iterator[Progress]:
+    """Transfers and loads, told on standard error; a quick load into a pipe or log is not worth a line.
+
+    A bar is called ``label`` until something is reported.
+    """
     from cutaway.checkpoints.progress import show_progress
 
     silent = settings.quiet or not sys.stderr
-    with interruptible(), show_progress(silent) as report:
+    with interruptible(), show_progress(silent, label=label) as report:
         if silent:
             yield report
             return

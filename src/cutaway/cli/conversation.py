@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutaway.cli.common import to_json
 from cutaway.cli.sampling import Clock, stream
-from cutaway.cli.text import look_at_stdout, visible
+from cutaway.cli.text import counted, look_at_stdout, visible
 from cutaway.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -69,6 +69,11 @@ class Conversation:
         self._say = say
         self.messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
         self.clock = Clock()
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of an answer, as it is set now."""
+        return int(self._options.get("max_tokens", 256))
 
     def answer(self, text: str) -> Generation | None:
         """Ask, and keep question and answer.
@@ -163,7 +168,9 @@ class Conversation:
         if rest == "info" or tokenizer is None:
             self._say(repr(self._model))
             turns = sum(message["role"] == "user" for message in self.messages)
-            self._say(f"{turns} questions so far; {self._model.spec.max_positions:,} tokens of context")
+            self._say(
+                f"{counted(turns, 'question')} so far; {counted(self._model.spec.max_positions, 'token')} of context"
+            )
         elif rest == "template":
             self._say("none" if tokenizer.chat_template is None else tokenizer.chat_template.source)
         else:
@@ -171,7 +178,7 @@ class Conversation:
             look = look_at_stdout()
             wall = "|" if look.plain else "│"
             self._say(wall.join(visible(piece.text, look) for piece in tokenizer.pieces(ids)))
-            self._say(f"{len(ids)} tokens")
+            self._say(counted(len(ids), "token"))
 
     def _clear(self, rest: str) -> None:
         self.messages = [message for message in self.messages if message["role"] == "system"]
@@ -204,7 +211,7 @@ class Conversation:
         value = {"model": self._model.origin, "messages": self.messages, "settings": self._options}
         with atomic_write(rest) as file:
             file.write((to_json(value, indent=2) + "\n").encode("utf-8", "backslashreplace"))
-        self._say(f"saved {len(self.messages)} messages to {rest}")
+        self._say(f"saved {counted(len(self.messages), 'message')} to {rest}")
 
     def _load(self, rest: str) -> None:
         from cutaway.formats.files import read_json
@@ -216,7 +223,7 @@ class Conversation:
         if not isinstance(messages, list) or not all(map(_is_message, messages)):
             raise ConfigError("is not a saved conversation", path=rest, field="/messages", hint="/save writes one")
         self.messages = [{"role": m["role"], "content": m["content"]} for m in messages]
-        self._say(f"loaded {len(self.messages)} messages from {rest}")
+        self._say(f"loaded {counted(len(self.messages), 'message')} from {rest}")
 
 
 def _is_message(value: object) -> bool:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cutaway.cli.text import Cell, Look, bar, cut, rounded, table, visible, width
-from cutaway.errors import RequestError
 
 if TYPE_CHECKING:
     from cutaway.model import Model
@@ -59,7 +57,7 @@ class Distribution:
         }
 
 
-COLDEST = 1e-3  # below this, dividing overflows, and the best token has all of it anyway
+COLDEST = 1e-3  # below this it counts as 0: the best token has all of it anyway
 
 
 def predict(model: Model, prompt: str, ids: list[int], top: int, temperature: float) -> tuple[Distribution, Any]:
@@ -72,12 +70,13 @@ def predict(model: Model, prompt: str, ids: list[int], top: int, temperature: fl
     assert isinstance(rows, torch.Tensor)
     logits = rows[0, -1].float().cpu()
     check_finite(logits[None])
-    if math.isnan(temperature):
-        raise RequestError("not a number", field="temperature", expected="a number ≥ 0", got=temperature)
-    scaled = logits / temperature if temperature >= COLDEST else torch.where(logits == logits.max(), 0.0, float("-inf"))
-    logprobs = scaled.double().log_softmax(-1)
+    if temperature >= COLDEST:
+        logprobs = (logits.double() / temperature).log_softmax(-1)
+    else:  # the first of the best has it all, as in generating
+        logprobs = torch.full_like(logits, float("-inf"), dtype=torch.float64).index_fill(0, logits.argmax(), 0.0)
     probabilities = logprobs.exp()
-    chosen = logprobs.topk(min(top, len(logits))).indices.tolist()
+    # by logit: probabilities that are all 0, or all equal, have no order of their own
+    chosen = logits.sort(descending=True, stable=True).indices[:top].tolist()
     if model.tokenizer is None:
         texts = [(f"<{token}>", b"", False) for token in chosen]
     else:

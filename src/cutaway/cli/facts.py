@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cutaway.cli.anatomy import Source
-from cutaway.cli.text import Look, nbytes, rounded
+from cutaway.cli.text import Look, counted, nbytes, rounded
 from cutaway.cli.tree import ranges
 from cutaway.spec import (
     AlibiBias,
@@ -13,12 +13,18 @@ from cutaway.spec import (
     BlockSpec,
     BranchSpec,
     BucketBias,
+    ClassifierSpec,
+    EmbeddingSpec,
+    HeadSpec,
     LearnedPositions,
     MlpSpec,
     ModelSpec,
     MoeSpec,
     NormSpec,
+    PoolerSpec,
     SinusoidalPositions,
+    StackSpec,
+    TransformSpec,
 )
 
 __all__ = ["as_dict", "cache_bytes", "describe"]
@@ -34,26 +40,40 @@ def describe(source: Source, look: Look) -> list[str]:
     spec = source.spec
     if spec is None:
         return [title, look.paint(source.problem, "yellow"), f" {look.dot} ".join(lead)]
-    lead += [f"{spec.n_layers} layers", f"d_model {spec.d_model:,}", f"vocabulary {spec.vocab_size:,}"]
+    plain = [*spec.stacks] == ["decoder"]
+    counts = [counted(len(stack.layers), "layer" if plain else f"{name} layer") for name, stack in spec.stacks.items()]
+    lead.append(" + ".join(counts))
+    lead += [f"d_model {spec.d_model:,}", f"vocabulary {spec.vocab_size:,}"]
     lead += [f"context {spec.max_positions:,}"]
     lines = [f"{title}  {look.paint(spec.family, 'cyan')}", *_folded(lead, look), ""]
+    for name, stack in spec.stacks.items():
+        lines += _stack(stack, f"{name} " if len(spec.stacks) > 1 else "", look)
+    lines += _wrapped("embed", _embedding(spec.embedding), look)
+    if spec.source is not None:
+        lines += _wrapped("source", _embedding(spec.source), look)
+    lines += _wrapped("head", _head(spec), look)
+    memory = [f"{nbytes(4 * count)} in fp32", f"{nbytes(2 * count)} in bf16"]
+    if spec.decoder.layers:
+        memory.append(f"and {nbytes(cache_bytes(spec))} of cache a token in fp32")
+    return [*lines, *_wrapped("memory", memory, look)]
+
+
+def _stack(stack: StackSpec, name: str, look: Look) -> list[str]:
+    """Each kind of layer, and which layers are of it."""
+    lines: list[str] = []
     kinds: dict[BlockSpec, list[int]] = {}
-    for i, layer in enumerate(spec.decoder.layers):
+    for i, layer in enumerate(stack.layers):
         kinds.setdefault(layer, []).append(i)
     for layer, where in kinds.items():
-        if len(kinds) > 1:
-            heading = f"layer{'s' if len(where) > 1 else ''} {ranges(where)}"
+        if len(kinds) > 1 or name:
+            heading = f"{name}layer{'s' if len(where) > 1 else ''} {ranges(where)}"
             lines.append(look.paint(heading.replace("–", "-") if look.plain else heading, "dim"))
         for branch in layer.branches:
             lines += _wrapped(branch.name, _branch(branch), look)
         if layer.parallel:
             through = ", through the first one's norm" if layer.shared_norm else ""
             lines.append(f"  the branches read the same input, side by side{through}")
-    lines += _wrapped("embed", _embedding(spec), look)
-    lines += _wrapped("head", _head(spec), look)
-    memory = [f"{nbytes(4 * count)} in fp32", f"{nbytes(2 * count)} in bf16"]
-    memory.append(f"and {nbytes(cache_bytes(spec))} of cache a token in fp32")
-    return [*lines, *_wrapped("memory", memory, look)]
+    return lines
 
 
 def _wrapped(word: str, facts: list[str], look: Look) -> list[str]:
@@ -102,10 +122,10 @@ def _branch(branch: BranchSpec) -> list[str]:
 
 
 def _attention(spec: AttentionSpec) -> list[str]:
-    facts = [f"{spec.n_heads} heads of {spec.d_head}"]
+    facts = [f"{counted(spec.n_heads, 'head')} of {spec.d_head}"]
     if spec.n_kv_heads != spec.n_heads:
         facts[0] += f" on {spec.n_kv_heads} key/value head{'s' if spec.n_kv_heads != 1 else ''}"
-    facts.append("causal" if spec.mask.causal else "both ways")
+    facts.append("on the encoder's output" if spec.cross else "causal" if spec.mask.causal else "both ways")
     if spec.mask.window is not None:
         facts.append(f"window {spec.mask.window:,}")
     if spec.mask.chunk is not None:
@@ -148,26 +168,50 @@ def _norm(spec: NormSpec) -> str:
     return f"{'RMS' if spec.kind == 'rms' else 'layer'} norm"
 
 
-def _embedding(spec: ModelSpec) -> list[str]:
-    table = spec.embedding.positions
-    facts = [] if spec.embedding.scale == 1 else [f"times {spec.embedding.scale:g}"]
+def _embedding(spec: EmbeddingSpec) -> list[str]:
+    table = spec.positions
+    facts = [] if spec.scale == 1 else [f"times {spec.scale:g}"]
     match table:
         case LearnedPositions():
             facts.append(f"{table.limit:,} learned positions")
         case SinusoidalPositions():
             facts.append("sinusoidal positions")
-    return facts if spec.embedding.norm is None else [*facts, _norm(spec.embedding.norm)]
+    if spec.types:
+        facts.append(f"{counted(spec.types, 'token type')}")
+    return facts if spec.norm is None else [*facts, _norm(spec.norm)]
 
 
 def _head(spec: ModelSpec) -> list[str]:
-    facts = ["the embedding table again" if spec.head.tied else "a matrix of its own"]
-    if spec.head.bias:
-        facts.append("a bias")
-    if spec.head.scale != 1:
-        facts.append(f"times {spec.head.scale:g}")
-    if spec.head.soft_cap is not None:
-        facts.append(f"capped at {spec.head.soft_cap:g}")
-    return facts
+    match spec.head:
+        case HeadSpec() as head:
+            facts = _transform(head.transform)
+            facts.append("the embedding table again" if head.tied else "a matrix of its own")
+            if head.bias:
+                facts.append("a bias")
+            if head.scale != 1:
+                facts.append(f"times {head.scale:g}")
+            if head.soft_cap is not None:
+                facts.append(f"capped at {head.soft_cap:g}")
+            return facts
+        case PoolerSpec() as pooler:
+            return _pooler(pooler)
+        case ClassifierSpec() as classifier:
+            named = ", ".join(classifier.labels[:6]) + (" …" if len(classifier.labels) > 6 else "")
+            of = _pooler(classifier.pooler) if classifier.pooler is not None else ["for each token"]
+            return [*of, f"{counted(len(classifier.labels), 'label')}: {named}"]
+        case _:
+            return ["none: the stream itself"]
+
+
+def _pooler(spec: PoolerSpec) -> list[str]:
+    whose = "the mean of the vectors" if spec.pool == "mean" else f"the {spec.pool} token's vector"
+    return [whose, *_transform(spec.transform)]
+
+
+def _transform(spec: TransformSpec | None) -> list[str]:
+    if spec is None:
+        return []
+    return [f"a matrix and {spec.activation}", *([] if spec.norm is None else [_norm(spec.norm)])]
 
 
 def cache_bytes(spec: ModelSpec, itemsize: int = 4) -> int:
@@ -187,7 +231,9 @@ def as_dict(source: Source) -> dict[str, Any]:
             "d_model": spec.d_model,
             "vocab_size": spec.vocab_size,
             "max_positions": spec.max_positions,
-            "tied": spec.head.tied,
+            "tied": isinstance(spec.head, HeadSpec) and spec.head.tied,
+            "stacks": {name: len(stack.layers) for name, stack in spec.stacks.items()},
+            **({"labels": list(spec.head.labels)} if isinstance(spec.head, ClassifierSpec) else {}),
             "cache_bytes_per_token_fp32": cache_bytes(spec),
         }
     tensors = [

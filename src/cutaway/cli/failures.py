@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from cutaway.cli.guesses import nearest_options
 from cutaway.errors import CutawayError
 
 __all__ = ["INTERNAL", "INTERRUPTED", "PIPE_CLOSED", "TERMINATED", "Failure", "failure_of", "guarded", "say"]
@@ -95,11 +96,15 @@ def _ours(error: CutawayError) -> Failure:
 
 
 def _usage(error: click.ClickException) -> Failure:
+    context = error.ctx if isinstance(error, click.UsageError) else None
     message, guess = error.format_message(), ""
-    if " Did you mean " in message:
+    if isinstance(error, click.NoSuchOption) and context is not None:
+        message = error.message  # without click's own guess
+        if near := nearest_options(error.option_name, context.command):
+            guess = f"did you mean {' or '.join(near)}?"
+    elif " Did you mean " in message:
         message, guess = message.split(" Did you mean ", 1)
         guess = f"did you mean {guess.strip()}"
-    context = error.ctx if isinstance(error, click.UsageError) else None
     path = "cutaway" if context is None else context.command_path
     what = message[:1].lower() + message[1:].rstrip(".")
     why = "" if context is None else " ".join(context.get_usage().split()).replace("Usage:", "usage:")

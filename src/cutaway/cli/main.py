@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from typing import TextIO, cast
 
 from cutaway.cli.interrupts import leave_at_once
 
@@ -13,6 +14,10 @@ VERBS: dict[str, dict[str, str]] = {
     "Use a model": {
         "run": "Complete a text, as it comes.",
         "chat": "Talk with a model.",
+        "embed": "Texts as vectors.",
+        "classify": "Labels for texts.",
+        "tag": "The labelled parts of texts.",
+        "fill": "Words for a text's blanks.",
     },
     "Look inside": {
         "next": "The next token's distribution, as bars.",
@@ -38,15 +43,38 @@ cutaway --help                            all verbs; cutaway VERB --help for one
 def main() -> int:
     """Run this process's command line; return its exit code."""
     leave_at_once()
+    _fill_closed()
     from cutaway.cli.failures import PIPE_CLOSED
     from cutaway.cli.group import invoke
 
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # what an encoding cannot say is escaped rather than fatal
-            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    for stream in (sys.stdout, sys.stderr):  # what an encoding cannot say is escaped rather than fatal
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     code = invoke(sys.argv[1:])
     if code == PIPE_CLOSED:
         # Python flushes once more on the way out; nobody listens there.
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
+
+
+def _fill_closed() -> None:
+    """Give a process that began without standard streams (``<&- >&- 2>&-``) some.
+
+    Nothing comes from standard input, standard output is a pipe that nobody reads, and standard error goes nowhere.
+    Else they would be None, and the next files that are opened would take their numbers.
+    """
+    if sys.stdin is None:
+        sys.stdin = _stream(os.open(os.devnull, os.O_RDONLY), 0, "r")
+    if sys.stdout is None:
+        reader, writer = os.pipe()
+        os.close(reader)
+        sys.stdout = _stream(writer, 1, "w")
+    if sys.stderr is None:
+        sys.stderr = _stream(os.open(os.devnull, os.O_WRONLY), 2, "w")
+
+
+def _stream(file: int, number: int, mode: str) -> TextIO:
+    if file != number:
+        os.dup2(file, number)
+        os.close(file)
+    return cast(TextIO, open(number, mode, encoding="utf-8", closefd=False))

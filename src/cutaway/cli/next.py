@@ -9,8 +9,8 @@ import click
 
 from cutaway.cli.common import Settings, as_input, load_model, text_argument
 from cutaway.cli.distribution import Distribution, divergence, draw, predict
-from cutaway.cli.options import COUNT, shared
-from cutaway.cli.text import Look, cut, visible, width
+from cutaway.cli.options import COUNT, Number, shared
+from cutaway.cli.text import Look, counted, cut, visible, width
 
 _GUTTER = 3
 _SIDE_BY_SIDE = 72  # columns that two lists beside each other need
@@ -21,7 +21,7 @@ _ESCAPE = re.compile("\x1b\\[[0-9;]*m")
 @click.argument("prompt", required=False)
 @click.option("--top", type=COUNT, default=10, show_default=True, metavar="K", help="How many tokens to show.")
 @click.option(
-    "-t", "--temperature", type=click.FloatRange(0), default=1.0, show_default=True, help="Divides the logits first."
+    "-t", "--temperature", type=Number(0), metavar="X", default=1.0, show_default=True, help="Divides the logits first."
 )
 @click.option("--compare", metavar="PROMPT2", help="A second prompt, to show beside the first.")
 @click.option("--special", is_flag=True, help="Control tokens typed in a prompt count as such, not as text.")
@@ -60,7 +60,9 @@ def command(
             settings.emit_json(value | more)
         return
     look = settings.look
-    lines = _one(distributions[0], look, temperature) if apart is None else _two(distributions, look, apart)
+    lines = (
+        _one(distributions[0], look, temperature) if apart is None else _two(distributions, look, temperature, apart)
+    )
     settings.emit("\n".join(lines) + "\n")
 
 
@@ -68,17 +70,16 @@ def _one(distribution: Distribution, look: Look, temperature: float) -> list[str
     return [*_head(distribution, look, temperature), *draw(distribution, look)]
 
 
-def _head(distribution: Distribution, look: Look, temperature: float = 1.0) -> list[str]:
+def _head(distribution: Distribution, look: Look, temperature: float) -> list[str]:
     """The end of the prompt, and the facts."""
     shown = cut(visible(distribution.prompt, look), look.width, look, left=True)
-    facts = [f"{distribution.n_tokens} token{'s' if distribution.n_tokens != 1 else ''}"]
-    facts.append(f"entropy {distribution.entropy:.2f} bits")
+    facts = [counted(distribution.n_tokens, "token"), f"entropy {distribution.entropy:.2f} bits"]
     if temperature != 1:
         facts.append(f"temperature {temperature:g}")
     return [look.paint(shown, "bold"), look.paint(cut(f" {look.dot} ".join(facts), look.width, look), "dim"), ""]
 
 
-def _two(distributions: list[Distribution], look: Look, apart: float) -> list[str]:
+def _two(distributions: list[Distribution], look: Look, temperature: float, apart: float) -> list[str]:
     """Both lists, beside each other where there is room."""
     a, b = ({c.id for c in d.best} for d in distributions)
     both = frozenset(a & b)
@@ -86,10 +87,10 @@ def _two(distributions: list[Distribution], look: Look, apart: float) -> list[st
     mark = "*" if look.plain else "•"
     alike = f"{len(both)} of {count} in both lists ({mark}) {look.dot} Jensen-Shannon divergence {apart:.3f} bits"
     if look.width < _SIDE_BY_SIDE:
-        lists = [[*_head(d, look), *draw(d, look, shared=both)] for d in distributions]
+        lists = [[*_head(d, look, temperature), *draw(d, look, shared=both)] for d in distributions]
         return [*lists[0], "", *lists[1], "", look.paint(cut(alike, look.width, look), "dim")]
     half = replace(look, width=(look.width - _GUTTER) // 2)
-    left, right = ([*_head(d, half), *draw(d, half, shared=both)] for d in distributions)
+    left, right = ([*_head(d, half, temperature), *draw(d, half, shared=both)] for d in distributions)
     height = max(len(left), len(right))
     left += [""] * (height - len(left))
     right += [""] * (height - len(right))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -10,7 +11,7 @@ import click
 
 from cutaway.cli.common import Settings
 
-__all__ = ["COUNT", "F", "complete_model", "shared"]
+__all__ = ["COUNT", "F", "Number", "Text", "complete_model", "shared"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
@@ -32,6 +33,38 @@ class Count(click.ParamType):  # type: ignore[type-arg]  # click before 8.4 take
         if number != int(number) or number > 2**53:
             self.fail(f"{value!r} is not a whole number.", param, ctx)
         return int(number)
+
+
+class Number(click.ParamType):  # type: ignore[type-arg]
+    """A number within bounds; neither NaN nor infinity. What it lets through, the model takes."""
+
+    name = "number"
+
+    def __init__(self, low: float, high: float = math.inf, *, whole: bool = False) -> None:
+        self._low = low
+        self._high = high
+        self._kind = int if whole else float
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number."""
+        try:
+            number = self._kind(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a {'whole ' if self._kind is int else ''}number.", param, ctx)
+        if not (self._low <= number <= self._high and math.isfinite(number)):
+            bounds = f"at least {self._low:g}" if math.isinf(self._high) else f"{self._low:g} to {self._high:g}"
+            self.fail(f"{value!r} is not a number in range: {bounds}.", param, ctx)
+        return number
+
+
+class Text(click.ParamType):  # type: ignore[type-arg]
+    """A text that is not empty."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text."""
+        return str(value) or self.fail("the text is empty.", param, ctx)
 
 
 class Device(click.ParamType):  # type: ignore[type-arg]
@@ -76,7 +109,7 @@ _OPTIONS: dict[str, Callable[[Any], Any]] = {
         help="A catalogue name, hub id, folder, .gguf or .safetensors. [smollm2]",
         shell_complete=complete_model,
     ),
-    "seed": _kept("--seed", type=int, help="Same seed, same draw."),
+    "seed": _kept("--seed", type=Number(-(2**63), 2**63 - 1, whole=True), metavar="N", help="Same seed, same draw."),
     "device": _kept("--device", type=Device(), metavar="DEVICE", help="auto, cpu, cuda, cuda:N or mps. [auto]"),
     "dtype": _kept("--dtype", type=_DTYPES, help="Numbers to compute with. [auto: fp32 on a CPU]"),
     "threads": _kept("--threads", type=click.IntRange(1, 4096), metavar="N", help="CPU threads."),
@@ -84,7 +117,7 @@ _OPTIONS: dict[str, Callable[[Any], Any]] = {
     "revision": _kept("--revision", metavar="REV", help="Branch, tag or commit of a hub id."),
     "json": _kept("--json", is_flag=True, default=None, help="One JSON object; errors as JSON too."),
     "jsonl": _kept("--jsonl", is_flag=True, default=None, help="One JSON object a line."),
-    "out": _kept("-o", "--out", metavar="PATH", help="Write the data there, whole or not at all."),
+    "out": _kept("-o", "--out", type=Text(), metavar="PATH", help="Write the data there, whole or not at all."),
     "quiet": _kept("-q", "--quiet", is_flag=True, default=None, help="No progress, notes or warnings."),
     "verbose": _kept("-v", "--verbose", count=True, help="Say more."),
     "debug": _kept("--debug", is_flag=True, default=None, help="Show the traceback of an error."),

@@ -10,7 +10,7 @@ import click
 
 from cutaway.cli.common import Settings, as_input, load_model, text_argument, to_json
 from cutaway.cli.options import COUNT, shared
-from cutaway.cli.sampling import Clock, as_dict, choosing, finish_line, given, stats_line, stream, token_text
+from cutaway.cli.sampling import Clock, as_dict, choosing, given, note_end, note_idle, stats_line, stream, token_text
 from cutaway.cli.text import safe, table, visible
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def command(
     clock.loaded_in = time.perf_counter() - clock.start
     ids = _ids(model, text, special)
     arguments = given({"max_tokens": max_tokens, "seed": settings.seed, **options}.items())
+    note_idle(settings, model, arguments)
 
     streamed = not (settings.json or settings.to_file)
     pieces = [text] if echo else []
@@ -86,7 +87,7 @@ def _printer(settings: Settings) -> Any:
 
 def _report(settings: Settings, model: Model, result: Generation, clock: Clock, stats: bool, max_tokens: int) -> None:
     """What belongs beside the text, on standard error."""
-    settings.detail(finish_line(model, result, max_tokens))
+    note_end(settings, model, result, max_tokens)
     if stats:
         print(stats_line(clock.report(result), result), file=sys.stderr)
     if result.logprobs is None or settings.json or settings.jsonl:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
@@ -12,19 +13,25 @@ import click
 
 from cutaway.cli.common import Settings
 from cutaway.cli.interrupts import interruptible
-from cutaway.cli.options import COUNT, F
+from cutaway.cli.options import COUNT, F, Number, Text
+from cutaway.cli.text import counted
 
 if TYPE_CHECKING:
     from cutaway.generation.generate import Generation, TokenLogprob
     from cutaway.model import Model, Prompt
 
+_DRAWING = ("seed", "top_k", "top_p", "min_p")  # what says how to draw, where a token is drawn
 _CHOOSING = (
-    click.option("-t", "--temperature", type=float, help="0 takes the best token. [the model's own setting]"),
+    click.option(
+        "-t", "--temperature", type=Number(0), metavar="X", help="0 takes the best token. [the model's own setting]"
+    ),
     click.option("--top-k", type=COUNT, metavar="K", help="Keep the K best tokens."),
-    click.option("--top-p", type=float, metavar="P", help="Keep the likeliest that reach P together."),
-    click.option("--min-p", type=float, metavar="P", help="Keep those at least P times as likely as the best."),
-    click.option("--repetition-penalty", type=float, metavar="X", help="Above 1: less likely to come again."),
-    click.option("--stop", multiple=True, metavar="TEXT", help="End at this text; may be given several times."),
+    click.option("--top-p", type=Number(0, 1), metavar="P", help="Keep the likeliest that reach P together."),
+    click.option("--min-p", type=Number(0, 1), metavar="P", help="Keep those at least P times as likely as the best."),
+    click.option("--repetition-penalty", type=Number(1e-6), metavar="X", help="Above 1: less likely to come again."),
+    click.option(
+        "--stop", type=Text(), multiple=True, metavar="TEXT", help="End at this text; may be given several times."
+    ),
 )
 
 
@@ -129,11 +136,33 @@ def stats_line(timing: dict[str, float | None], result: Generation) -> str:
 
     first = timing["first_token_s"]
     return (
-        f"prefill {result.usage.prompt_tokens} tokens, {rate(timing['prefill_tokens_per_s'])}; "
+        f"prefill {counted(result.usage.prompt_tokens, 'token')}, {rate(timing['prefill_tokens_per_s'])}; "
         f"first text after {'–' if first is None else f'{first:.3f} s'}; "
-        f"decode {result.usage.completion_tokens} tokens, {rate(timing['decode_tokens_per_s'])}; "
+        f"decode {counted(result.usage.completion_tokens, 'token')}, {rate(timing['decode_tokens_per_s'])}; "
         f"load {timing['load_s']:.2f} s"
     )
+
+
+def note_idle(settings: Settings, model: Model, options: dict[str, Any]) -> None:
+    """Say which of the options that were given change nothing, because the best token is taken each time."""
+    idle = [f"--{name.replace('_', '-')}" for name in _DRAWING if name in options]
+    greedy = options.get("temperature", model.settings.temperature) == 0
+    if idle and greedy and not (settings.json or settings.jsonl):
+        does = "does" if len(idle) == 1 else "do"
+        settings.note(
+            f"note: {', '.join(idle)} {does} nothing at temperature 0, which takes the best token; try -t 0.8"
+        )
+
+
+def note_end(settings: Settings, model: Model, result: Generation, max_tokens: int, more: str = "-n") -> None:
+    """Why an answer ended, for --verbose; on a terminal, a mark where it was cut. ``more`` is what raises the limit."""
+    shown = sys.stdout.isatty() and not (settings.json or settings.jsonl or settings.to_file)
+    if settings.verbose:
+        settings.detail(finish_line(model, result, max_tokens))
+    elif shown and result.finish_reason == "length":
+        count = result.usage.completion_tokens
+        full = "the model has no further position" if count < max_tokens else f"{more} takes a larger limit"
+        settings.note(f"(cut after {counted(count, 'token')}: {full})")
 
 
 def finish_line(model: Model, result: Generation, max_tokens: int) -> str:

@@ -49,7 +49,7 @@ def tiny_model(seed: int = 0) -> Transformer:
         return BlockSpec((BranchSpec("attn", attention, pre_norm=norm), BranchSpec("mlp", mlp, pre_norm=norm)))
 
     stack = StackSpec((layer(None), layer(16), layer(None)), norm)
-    model = Transformer(ModelSpec("llama", 256, 64, 512, EmbeddingSpec(), stack, HeadSpec(tied=False)))
+    model = Transformer(ModelSpec("cutaway", 256, 64, 512, EmbeddingSpec(), stack, HeadSpec(tied=False)))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

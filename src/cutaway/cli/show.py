@@ -6,10 +6,11 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from cutaway.cli.common import Settings, find, to_json
 from cutaway.cli.options import COUNT, complete_model, shared
-from cutaway.cli.text import Cell, Look, loose, table, visible
+from cutaway.cli.text import Cell, Look, counted, loose, table, visible
 from cutaway.errors import NameNotFound, RequestError, TemplateError
 
 if TYPE_CHECKING:
@@ -19,9 +20,8 @@ _MOST_VALUES = 16  # of a list in a GGUF's key/values
 
 
 @click.command("show")
-@click.argument("model", required=False, shell_complete=complete_model)
-@click.argument("tensor", required=False)
-@click.option("--taps", "what", flag_value="taps", help="Every quantity that can be read or edited, with its axes.")
+@click.argument("names", nargs=-1, metavar="[MODEL] [TENSOR]", shell_complete=complete_model)
+@click.option("--taps", "what", flag_value="taps", help="Every quantity that can be read or edited, and what it is.")
 @click.option("--config", "what", flag_value="config", help="The config, or a GGUF's key/values.")
 @click.option("--template", "what", flag_value="template", help="The chat template.")
 @click.option("--tokenizer", "what", flag_value="tokenizer", help="The tokenizer: its kind, size and control tokens.")
@@ -29,24 +29,30 @@ _MOST_VALUES = 16  # of a list in a GGUF's key/values
 @click.option(
     "--filter", "pattern", metavar="PATTERN", help="Only names that hold this, or end in it where it has * or ?."
 )
-@shared("find", "lines")
+@shared("model", "find", "lines")
+@click.pass_context
 def command(
+    ctx: click.Context,
     settings: Settings,
     /,
-    model: str | None,
-    tensor: str | None,
+    names: tuple[str, ...],
     what: str | None,
     depth: int | None,
     pattern: str | None,
 ) -> None:
     """Show what MODEL is made of, or the numbers of its TENSOR.
 
-    MODEL is smollm2 if left out. TENSOR is a name of the tree (decoder.layers.3.attn.q) or of the file. -v shows
-    every layer, and the file's own names.
+    MODEL is smollm2 if left out; -m MODEL says the same. TENSOR is a name of the tree (decoder.layers.3.attn.q) or of
+    the file. -v shows every layer, and the file's own names.
     """
+    words = list(names)
+    if words and ctx.get_parameter_source("model") is ParameterSource.DEFAULT:
+        settings.model = words.pop(0)
+    tensor = words.pop(0) if words else None
+    if words:
+        raise click.UsageError(f"Got unexpected extra argument ({' '.join(words)})", ctx)
     if tensor is not None and (what or pattern or depth is not None):
-        raise click.UsageError("TENSOR stands alone.", click.get_current_context())
-    settings.model = model or settings.model
+        raise click.UsageError("TENSOR stands alone.", ctx)
     resolved = find(settings)
     from cutaway.cli.anatomy import open_source
 
@@ -92,7 +98,8 @@ def _model(settings: Settings, source: Source, depth: int | None, pattern: str |
     for word, names in (("not used by the model", source.left), ("missing", source.missing)):
         if names and source.spec is not None:
             shown = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
-            settings.note(f"note: {len(names)} tensors are {word}: {shown}")
+            are = "tensor is" if len(names) == 1 else "tensors are"
+            settings.note(f"note: {len(names):,} {are} {word}: {shown}")
 
 
 def _matching(source: Source, pattern: str) -> list[Any]:
@@ -213,6 +220,6 @@ def _tokenizer_lines(value: dict[str, Any], look: Look) -> list[str]:
     return [
         *table(rows, "ll", look, gives=1),
         "",
-        f"{len(special)} control tokens",
+        counted(len(special), "control token"),
         *table(tokens, "rl", look, gives=1),
     ]

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from cutaway.cli.anatomy import Part
-from cutaway.cli.text import Look, cut, nbytes
+from cutaway.cli.text import Look, counted, cut, nbytes
 
 _HEIGHT, _SPREAD = 6, 4.0  # rows of the picture; standard deviations to each side that it shows
 _RISING = " ▁▂▃▄▅▆▇█"
@@ -78,7 +78,7 @@ def draw(part: Part, found: Statistics, look: Look) -> list[str]:
     """A tensor as lines."""
     cross = " x " if look.plain else " × "
     shape = cross.join(map(str, part.shape)) or "one number"
-    facts = [shape, part.type, f"{found.count:,} numbers", nbytes(part.nbytes)]
+    facts = [shape, part.type, counted(found.count, "number"), nbytes(part.nbytes)]
     lines = [look.paint(part.name, "bold"), cut(f" {look.dot} ".join(facts), look.width, look)]
     if part.stored != part.name:
         lines.append(look.paint(cut(f"in the file: {part.stored}", look.width, look), "dim"))

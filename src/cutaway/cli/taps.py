@@ -1,20 +1,74 @@
-"""Every quantity inside a model, with its axes."""
+"""Every quantity inside a model, with its axes and a few words on what it is."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from cutaway.cli.text import Cell, Look, loose, table
+from cutaway.cli.text import Cell, Look, loose, table, width
 from cutaway.cli.tree import ranges
 from cutaway.spec import ModelSpec
 from cutaway.spec.names import axis_sizes, match, tap_names
 
-_LAYER = re.compile(r"(decoder\.layers\.)(\d+)(\..+)")
+_LAYER = re.compile(r"(\w+\.layers\.)(\d+)(\..+)")
+_LEAST = 12  # columns that the words need to be worth showing
+
+# The last parts of a name → what it is, in so few words that 80 columns have room; the most parts win.
+_WORDS = {
+    "embed.tokens": "token vectors",
+    "embed.positions": "position vectors",
+    "embed.types": "vectors of types",
+    "source_embed.tokens": "source's tokens",
+    "source_embed.positions": "source's positions",
+    "source_embed.norm_scale": "the norm's factor",
+    "source_embed.out": "encoder's input",
+    "encoder.norm.norm_scale": "the norm's factor",
+    "encoder.norm.out": "what was read",
+    "cross.k": "keys of the source",
+    "cross.v": "values of the source",
+    "head.pooled": "one vector a text",
+    "head.transform": "head, before scores",
+    "embed.norm_scale": "the norm's factor",
+    "embed.out": "first layer's input",
+    "resid_in": "stream, entering",
+    "norm_scale": "the norm's factor",
+    "in": "the branch's input",
+    "q": "queries",
+    "k": "keys",
+    "v": "values",
+    "q_rot": "queries, turned",
+    "k_rot": "keys, turned",
+    "scores": "query · key, masked",
+    "weights": "who reads whom",
+    "z": "values, mixed",
+    "head_out": "each head's share",
+    "up": "neurons, before act",
+    "gate": "gate, before act",
+    "act": "neurons, after act",
+    "router_logits": "scores of experts",
+    "router_weights": "shares of experts",
+    "experts": "experts' answers",
+    "body": "the branch's answer",
+    "out": "added to the stream",
+    "resid": "stream, leaving",
+    "decoder.norm.norm_scale": "the norm's factor",
+    "decoder.norm.out": "the head's input",
+    "logits": "next-token scores",
+}
+
+
+def meaning(name: str) -> str:
+    """What a quantity is, in a few words; empty where nobody wrote any.
+
+    >>> meaning("decoder.layers.3.attn.weights"), meaning("decoder.norm.out")
+    ('who reads whom', "the head's input")
+    """
+    parts = name.split(".")
+    return next((words for i in range(len(parts)) if (words := _WORDS.get(".".join(parts[i:])))), "")
 
 
 def listed(spec: ModelSpec, pattern: str | None) -> list[dict[str, Any]]:
-    """Each name with its axes and their sizes; a size that depends on the text is None.
+    """Each name with its axes, their sizes and what it is; a size that depends on the text is None.
 
     Raises:
         NameNotFound: the pattern matches nothing.
@@ -24,7 +78,8 @@ def listed(spec: ModelSpec, pattern: str | None) -> list[dict[str, Any]]:
     rows = []
     for name in wanted:
         sizes = axis_sizes(spec, name)
-        rows.append({"name": name, "axes": list(axes[name]), "shape": [sizes.get(axis) for axis in axes[name]]})
+        shape = [sizes.get(axis) for axis in axes[name]]
+        rows.append({"name": name, "axes": list(axes[name]), "shape": shape, "meaning": meaning(name)})
     return rows
 
 
@@ -44,26 +99,29 @@ def folded(rows: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any], list[i
 def draw(spec: ModelSpec, rows: list[dict[str, Any]], look: Look, *, every: bool) -> list[str]:
     """The names, folded over layers unless ``every``."""
     groups = [(row["name"], row, list[int]()) for row in rows] if every else folded(rows)
-    whole = list(range(spec.n_layers))
+    whole = list(range(max(len(stack.layers) for stack in spec.stacks.values())))
     heading = "name" if every else f"name (i = {ranges(whole)})"
-    lines: list[list[str | Cell]] = [[Cell(_ascii(heading, look), "dim"), Cell("axes", "dim"), Cell("shape", "dim")]]
+    lines: list[list[Cell]] = [[Cell(_ascii(heading, look), "dim"), *(Cell(w, "dim") for w in ("axes", "shape", "is"))]]
     for name, row, layers in groups:
         shape = ", ".join(
             axis if size is None else str(size) for axis, size in zip(row["axes"], row["shape"], strict=True)
         )
         label = name if not layers or layers == whole else f"{name}  i = {ranges(layers)}"
-        head, _, tail = label.rpartition(".")
-        lines.append(
-            [
-                _ascii(f"{head}.{tail}" if head else tail, look),
-                Cell(" ".join(row["axes"]), "dim"),
-                Cell(f"[{shape}]", "cyan"),
-            ]
-        )
-    kept = [0, 1, 2] if look.width >= 92 else [0, 2]
-    picked = [[line[i] for i in kept] for line in lines]
-    return table(picked, "l" * len(kept), look, gives=0)
+        words = Cell(_ascii(row["meaning"], look))
+        lines.append([Cell(_ascii(label, look)), Cell(" ".join(row["axes"]), "dim"), Cell(f"[{shape}]", "cyan"), words])
+    kept, gives = _columns(lines, look)
+    return table([[line[i] for i in kept] for line in lines], "l" * len(kept), look, gives=kept.index(gives))
+
+
+def _columns(lines: list[list[Cell]], look: Look) -> tuple[list[int], int]:
+    """Which columns there is room for, and the one that is cut short if need be."""
+    if not look.fits:
+        return [0, 1, 2, 3], 0
+    names, axes, shapes, words = (max(width(line[i].text) for line in lines) + 2 for i in range(4))
+    if names + axes + shapes + words - 2 <= look.width:
+        return [0, 1, 2, 3], 3
+    return ([0, 2, 3], 3) if names + shapes + _LEAST <= look.width else ([0, 2], 0)
 
 
 def _ascii(text: str, look: Look) -> str:
-    return text.replace("–", "-") if look.plain else text
+    return text.replace("–", "-").replace("·", ".") if look.plain else text

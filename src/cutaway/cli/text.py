@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TextIO
 
-__all__ = ["Cell", "Look", "bar", "cut", "loose", "nbytes", "rounded", "safe", "table", "visible", "width"]
+__all__ = ["Cell", "Look", "bar", "counted", "cut", "loose", "nbytes", "rounded", "safe", "table", "visible", "width"]
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _STYLES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36}
@@ -172,6 +172,14 @@ def nbytes(count: float) -> str:
             break
         count /= 1024
     return f"{count:.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+
+
+def counted(count: int, thing: str) -> str:
+    """
+    >>> counted(1, "token"), counted(2048, "token")
+    ('1 token', '2,048 tokens')
+    """
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
 def rounded(count: int) -> str:

@@ -8,7 +8,7 @@ import click
 
 from cutaway.cli.common import Settings, as_input, find, text_argument
 from cutaway.cli.options import shared
-from cutaway.cli.text import Cell, Look, cut, table, visible
+from cutaway.cli.text import Cell, Look, counted, cut, table, visible
 from cutaway.errors import RequestError
 
 if TYPE_CHECKING:
@@ -109,7 +109,8 @@ def _lines(pieces: list[Piece], text: str, look: Look) -> list[str]:
     else:
         row = cut(row, look.width, look)
     size = len(text.encode("utf-8", "replace"))
-    facts = f" {look.dot} ".join([f"{len(pieces)} tokens", f"{len(text)} characters", f"{size} bytes"])
+    counts = ((len(pieces), "token"), (len(text), "character"), (size, "byte"))
+    facts = f" {look.dot} ".join([counted(n, thing) for n, thing in counts])
     rows: list[list[str | Cell]] = []
     placed = any(piece.start is not None for piece in pieces)
     if pieces:

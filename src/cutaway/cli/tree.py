@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from cutaway.cli.anatomy import Part, Source
 from cutaway.cli.text import Cell, Look, bar, nbytes, rounded, table
+from cutaway.spec import HeadSpec, StackSpec
 
 _GUIDES = {False: ("├─ ", "└─ ", "│  "), True: ("|- ", "`- ", "|  ")}
 
@@ -35,38 +36,44 @@ def build(source: Source, *, fold: bool = True) -> Node:
     if source.spec is None:
         root.children = [Node(part.name, [part]) for part in source.parts]
         return root
-    outside = [part for part in source.parts if not part.name.startswith("decoder.")]
-    decoder = [part for part in source.parts if part.name.startswith("decoder.")]
-    root.children = [Node(part.name, [part]) for part in outside if part.name.startswith("embed")]
-    layers = [[p for p in decoder if p.name.startswith(f"decoder.layers.{i}.")] for i in range(source.spec.n_layers)]
-    stack = Node("decoder", decoder)
-    groups = _alike(source, layers) if fold else [[i] for i in range(len(layers))]
+    inside = tuple(f"{name}." for name in source.spec.stacks)
+    outside = [part for part in source.parts if not part.name.startswith(inside)]
+    first = [part for part in outside if part.name.startswith(("embed", "source_embed"))]
+    root.children = [Node(part.name, [part]) for part in first]
+    root.children += [_stack(source, name, stack, fold) for name, stack in source.spec.stacks.items()]
+    root.children += [Node(part.name, [part]) for part in outside if part not in first]
+    if isinstance(source.spec.head, HeadSpec) and source.spec.head.tied:
+        root.children.append(Node("head", [], note="= embed.tokens"))
+    return root
+
+
+def _stack(source: Source, at: str, spec: StackSpec, fold: bool) -> Node:
+    """The layers of one stack, and what follows them."""
+    inside = [part for part in source.parts if part.name.startswith(f"{at}.")]
+    layers = [[p for p in inside if p.name.startswith(f"{at}.layers.{i}.")] for i in range(len(spec.layers))]
+    stack = Node(at, inside)
+    groups = _alike(at, spec, layers) if fold else [[i] for i in range(len(layers))]
     for group in groups:
         label = f"layers {ranges(group)}" if len(group) > 1 else f"layer {group[0]}"
         node = Node(label, [part for i in group for part in layers[i]], times=len(group))
-        for branch in source.spec.decoder.layers[group[0]].branches:
-            prefixes = [f"decoder.layers.{i}.{branch.name}." for i in group]
+        for branch in spec.layers[group[0]].branches:
+            prefixes = [f"{at}.layers.{i}.{branch.name}." for i in group]
             rows = [[p for p in layers[i] if p.name.startswith(at)] for i, at in zip(group, prefixes, strict=True)]
             inner = Node(branch.name, [part for row in rows for part in row], times=len(group))
             for same in zip(*rows, strict=False):
                 inner.children.append(Node(same[0].name.removeprefix(prefixes[0]), list(same), times=len(group)))
             node.children.append(inner)
         stack.children.append(node)
-    inside = {part.name for layer in layers for part in layer}
-    stack.children += [Node(p.name.removeprefix("decoder."), [p]) for p in decoder if p.name not in inside]
-    root.children.append(stack)
-    root.children += [Node(part.name, [part]) for part in outside if not part.name.startswith("embed")]
-    if source.spec.head.tied:
-        root.children.append(Node("head", [], note="= embed.tokens"))
-    return root
+    shown = {part.name for layer in layers for part in layer}
+    stack.children += [Node(p.name.removeprefix(f"{at}."), [p]) for p in inside if p.name not in shown]
+    return stack
 
 
-def _alike(source: Source, layers: Sequence[Sequence[Part]]) -> list[list[int]]:
+def _alike(at: str, spec: StackSpec, layers: Sequence[Sequence[Part]]) -> list[list[int]]:
     """Layers of one spec and one set of shapes, wherever they stand. How numbers are stored may differ."""
-    assert source.spec is not None
     groups: dict[tuple[object, ...], list[int]] = {}
-    for i, (layer, parts) in enumerate(zip(source.spec.decoder.layers, layers, strict=True)):
-        shapes = tuple((part.name.removeprefix(f"decoder.layers.{i}."), part.shape) for part in parts)
+    for i, (layer, parts) in enumerate(zip(spec.layers, layers, strict=True)):
+        shapes = tuple((part.name.removeprefix(f"{at}.layers.{i}."), part.shape) for part in parts)
         groups.setdefault((layer, shapes), []).append(i)
     return list(groups.values())
 

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cutaway.cache import Source
 from cutaway.errors import NameNotFound, RequestError
 from cutaway.generation.params import check_ids
-from cutaway.generation.session import check_length
+from cutaway.generation.session import check_length, read_sources
 from cutaway.inspection.record import Edit, Recorder
 from cutaway.models import Transformer
 from cutaway.spec.names import match, tap_names
@@ -61,9 +62,9 @@ class Trace(Mapping[str, Tensor]):
             " × ".join(f"{word} {n}" for word, n in zip(self.axes[k], t.shape, strict=True)) for k, t in self.items()
         )
         lines = [f"  {name:<{width}}  {words}" for name, words in zip(self._kept, sizes, strict=True)]
-        return "\n".join(
-            [f"Trace of {len(self.tokens)} × {len(self.tokens[0])} tokens: {len(self)} quantities", *lines]
-        )
+        long, kept = len(self.tokens[0]), len(self)
+        size = f"{len(self.tokens)} × {long} token{'' if long == 1 else 's'}"
+        return "\n".join([f"Trace of {size}: {kept} {'quantity' if kept == 1 else 'quantities'}", *lines])
 
 
 @torch.no_grad()
@@ -74,6 +75,7 @@ def trace(
     edits: Mapping[str, Edit] | None = None,
     max_tokens: int = 0,
     stop_ids: Collection[int] = (),
+    sources: list[list[int]] | None = None,
 ) -> Trace:
     """Run texts of equal length and keep the quantities that ``names`` match.
 
@@ -85,36 +87,66 @@ def trace(
             applied, in their order here.
         max_tokens: how many tokens to go on with, greedily, with a cache. The last is read too.
         stop_ids: tokens that end a text; going on ends when every text has met one.
+        sources: of an encoder–decoder, what its encoder reads for each row; ``ids`` are the decoder's.
 
     Raises:
         NameNotFound: a pattern matches nothing.
         ContextExceeded: more tokens, with those to come, than a learned table has positions.
-        RequestError: rows of different lengths, or an edit that gives back another shape.
+        RequestError: rows of different lengths, a name that is no text, an edit that is no function, or one that gives
+            back another shape, dtype or device.
     """
     if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
         raise RequestError("not a whole number in range", field="max_tokens", expected="an int ≥ 0", got=max_tokens)
     axes = tap_names(model.spec)
-    wanted = match(names, axes)
+    wanted = match(_names(names), axes)
     by_name: dict[str, list[Edit]] = {}
-    for pattern, edit in (edits or {}).items():
+    for pattern, edit in _edits(edits).items():
         for name in match([pattern], axes):
-            by_name.setdefault(name, []).append(edit)
-    rows = [check_ids(row, model.spec.vocab_size) for row in ids]
+            by_name.setdefault(name, []).append(_in_kind(edit, name))
+    rows, length = _rectangle(ids, model.spec.vocab_size)
+    check_length(model, length + max_tokens, "prompt")
+    recorder = Recorder(wanted, by_name)
+    if not model.spec.generates:
+        if max_tokens:
+            what = "this model does not say what comes next"
+            raise RequestError(what, field="max_tokens", expected=0, got=max_tokens)
+        model(torch.tensor(rows), tap=recorder)
+    else:
+        source = None
+        if sources is not None:
+            read, _ = _rectangle(sources, model.spec.source_vocab_size or model.spec.vocab_size)
+            source = read_sources(model, read, recorder)
+        _go_on(model, rows, recorder, max_tokens, stop_ids, source)
+    return Trace({name: _joined(name, axes[name], recorder.kept[name]) for name in wanted}, axes, rows)
+
+
+def _rectangle(ids: list[list[int]], vocab_size: int) -> tuple[list[list[int]], int]:
+    rows = [check_ids(row, vocab_size) for row in ids]
     lengths = [len(row) for row in rows]
     if len(set(lengths)) != 1:
         what = "only texts of equal length are traced together"
         raise RequestError(what, field="prompt", got=lengths, hint="Trace them one by one.")
-    check_length(model, lengths[0] + max_tokens, "prompt")
+    return rows, lengths[0]
 
-    recorder = Recorder(wanted, by_name)
+
+def _go_on(
+    model: Transformer,
+    rows: list[list[int]],
+    recorder: Recorder,
+    max_tokens: int,
+    stop_ids: Collection[int],
+    source: Source | None,
+) -> None:
+    """Read the rows and go on with the likeliest tokens, which are added to them."""
+    length = len(rows[0])
     # Slots of a ring are out of order; here the key axis must be that of the text.
-    cache = model.new_cache(len(rows), lengths[0] + max_tokens, sliding=False)
+    cache = model.new_cache(len(rows), length + max_tokens, sliding=False, source=source)
     step = torch.tensor(rows)
     left = max_tokens
     while True:
         hidden = model.hidden(step, cache=cache, tap=recorder)
         # Logits of every place only for whom asks: with a large vocabulary they are by far the largest tensor.
-        if recorder.wants("logits"):
+        if recorder.wants("logits") or recorder.at("head") is not None:
             logits = model.unembed(hidden, recorder)
         elif left:
             logits = model.unembed(hidden[:, -1:])
@@ -123,13 +155,58 @@ def trace(
         step = logits[:, -1:].argmax(-1).cpu()
         for row, token in zip(rows, step[:, 0].tolist(), strict=True):
             row.append(token)
-        ended = all(any(token in stop_ids for token in row[lengths[0] :]) for row in rows)
+        ended = all(any(token in stop_ids for token in row[length:]) for row in rows)
         left = 0 if ended else left - 1
-    return Trace({name: _joined(name, axes[name], recorder.kept[name]) for name in wanted}, axes, rows)
+
+
+def _names(names: object) -> list[str]:
+    """Names, if they are such."""
+    if not isinstance(names, (list, tuple)):
+        raise RequestError("not a list of names", field="names", expected="names or patterns", got=names)
+    for place, name in enumerate(names):
+        if not isinstance(name, str):
+            hint = "Give the names one after another." if isinstance(name, (list, tuple)) else None
+            raise RequestError("not a name", field=f"names/{place}", expected="a text", got=name, hint=hint)
+    return list(names)
+
+
+def _edits(edits: object) -> Mapping[str, Edit]:
+    """Edits, if they are such."""
+    if edits is None:
+        return {}
+    if not isinstance(edits, Mapping):
+        raise RequestError("not a mapping", field="edits", expected="name → function of a tensor", got=edits)
+    for name, edit in edits.items():
+        if not isinstance(name, str):
+            raise RequestError("not a name", field="edits", expected="a text", got=name)
+        if not callable(edit):
+            raise RequestError("not a function", field=f"edits/{name}", expected="a function of a tensor", got=edit)
+    return edits
+
+
+def _in_kind(edit: Edit, name: str) -> Edit:
+    """An edit whose numbers must be of the kind it was given: what comes after computes with them as they are."""
+
+    def checked(value: Tensor) -> Tensor:
+        kind = (value.dtype, value.device)
+        edited = edit(value)
+        if isinstance(edited, Tensor) and (edited.dtype, edited.device) != kind:
+            wanted, got = (" on ".join(map(str, pair)) for pair in (kind, (edited.dtype, edited.device)))
+            raise RequestError(
+                "an edit gave back other numbers", field=name, expected=wanted, got=got, hint="End it with .to(value)."
+            )
+        return edited
+
+    return checked
 
 
 def _joined(name: str, axes: tuple[str, ...], passes: list[Tensor]) -> Tensor:
-    """Passes one after the other along the queries; keys that an earlier query could not see are filled in."""
+    """Passes one after the other along the queries; keys that an earlier query could not see are filled in.
+
+    What has no queries, such as all that an encoder–decoder computes of its source, is there once.
+    """
+    if "query" not in axes:
+        return passes[0]
     if len(passes) > 1 and "key" in axes:
         most, empty = passes[-1].shape[-1], float("-inf") if name.endswith("scores") else 0.0
         passes = [F.pad(tensor, (0, most - tensor.shape[-1]), value=empty) for tensor in passes]
