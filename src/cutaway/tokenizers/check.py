@@ -32,6 +32,9 @@ _PARTS = ("normalizers", "pretokenizers", "processors", "decoders")
 _HIGHEST = 1 << 24  # an id past any model
 _SAMPLE = "a ﬁ é\u0301 ① あ 🙂"
 _LONGEST = 4096  # characters of one added token
+_MOST_PIECES = 6 << 20  # bytes of all pieces together: the library's trie takes about 100 for each
+_LONGEST_WORD = 1000  # characters: WordPiece takes quadratic time in them
+_LONGEST_TEXT = 256  # bytes that a table of characters may put for one; SentencePiece's own have 33 at most
 # A repeated group whose whole body is one repeated thing, (a+)+: exponential on a near miss.
 _NESTED = re.compile(r"\((?:\?:)?(?:\\.(?:\{[^}]*\})?|\[(?:\\.|[^\]])*\]|[^()\\\[\]|])[+*]\)[+*]")
 
@@ -63,6 +66,10 @@ class _Check:
         self._added(tree.get("added_tokens"), vocab)
         if kind == "BPE":
             self._merges(model, vocab)
+        longest = model.get("max_input_chars_per_word", 1) if kind == "WordPiece" else 1
+        if type(longest) is not int or not 0 < longest <= _LONGEST_WORD:
+            expected = f"1 to {_LONGEST_WORD}"
+            self.fail("is no length of a word", "model", "max_input_chars_per_word", expected=expected, got=longest)
         if kind != "Unigram":
             self._unknown(model, vocab, tree.get("added_tokens") or [])
         self._sizes(tree)
@@ -106,6 +113,9 @@ class _Check:
                 self.fail("is not a piece with its score", "model", "vocab", i, got=entry)
             if vocab.setdefault(entry[0], i) != i:
                 self.fail("duplicate piece", "model", "vocab", i, got=entry[0])
+        size = sum(len(piece.encode("utf-8", "replace")) for piece in vocab)
+        if size > _MOST_PIECES:
+            self.fail("pieces are too long", "model", "vocab", expected=f"at most {_MOST_PIECES} bytes", got=size)
         unknown = model.get("unk_id")
         if unknown is not None and (type(unknown) is not int or not 0 <= unknown < len(vocab)):
             self.fail("no such piece", "model", "unk_id", expected=f"0 to {len(vocab) - 1}", got=unknown)
@@ -227,6 +237,10 @@ class _Check:
             self.fail("is not base64", part, "precompiled_charsmap")
         if data and (len(data) < 4 or int.from_bytes(data[:4], "little") > len(data) - 4):
             self.fail("ends before what it announces", part, "precompiled_charsmap", got=len(data))
+        longest = max(map(len, data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")))
+        if longest > _LONGEST_TEXT:
+            most = f"at most {_LONGEST_TEXT} bytes"
+            self.fail("makes a character too long", part, "precompiled_charsmap", expected=most, got=longest)
 
     def _template(self, node: dict[str, Any], *at: str | int) -> None:
         table = node.get("special_tokens")

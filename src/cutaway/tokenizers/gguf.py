@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import tokenizers
 from cutaway.errors import CutawayError
+from cutaway.tokenizers.around import Around
 from cutaway.tokenizers.chat import ChatTemplate
 from cutaway.tokenizers.gguf_fields import Fields, Vocabulary
 from cutaway.tokenizers.merges import merges_from_scores
@@ -88,8 +89,7 @@ def from_gguf(
         eos_ids=tuple(dict.fromkeys(ends)),
         pad_id=ids["padding"],
         unk_id=ids["unknown"],
-        prefix=(bos,) if adds_bos and bos is not None else (),
-        suffix=(eos,) if adds_eos and eos is not None else (),
+        around=Around((bos,) if adds_bos and bos is not None else (), (eos,) if adds_eos and eos is not None else ()),
         chat_template=template if isinstance(template, ChatTemplate) else None,
         template_error=template if isinstance(template, CutawayError) else None,
         names={f"{name}_token": vocabulary.tokens[index] for name, index in roles.items() if index is not None},

@@ -10,7 +10,9 @@ from cutaway.errors import CutawayError, TemplateError, TokenizerError
 from cutaway.formats.strict_json import parse_json, pointer
 from cutaway.tokenizers.chat import ChatTemplate
 
-__all__ = ["Settings"]
+__all__ = ["FLAGS", "ROLES", "Settings"]
+
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized")  # of an added token: how it is found in a text
 
 ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _LIMIT = 16 << 20
@@ -37,13 +39,40 @@ class Settings:
             raise TokenizerError("is not an object", path=path, got=type(tree).__name__)
         return tree
 
-    def fail(self, what: str, *keys: str | int, got: object = None) -> TokenizerError:
-        return TokenizerError(what, path=self.path, field=pointer(*keys), got=got)
+    def fail(self, what: str, *keys: str | int, expected: object = None, got: object = None) -> TokenizerError:
+        return TokenizerError(what, path=self.path, field=pointer(*keys), expected=expected, got=got)
 
     def role(self, name: str) -> str | None:
         """The string of ``bos_token`` and the like, which stands there bare or as an object."""
-        value = self._config[name] if name in self._config else self._map.get(name)
+        value = self._role(name)
         return None if value is None else self._content(value, name)
+
+    def role_flags(self, name: str) -> dict[str, bool]:
+        """How that token is found in a text, where the settings say so."""
+        value = self._role(name)
+        found = {key: value[key] for key in FLAGS if key in value} if isinstance(value, dict) else {}
+        for key, flag in found.items():
+            if not isinstance(flag, bool):
+                raise self.fail("is not a flag", name, key, got=flag)
+        return found
+
+    def _role(self, name: str) -> Any:
+        return self._config[name] if name in self._config else self._map.get(name)
+
+    def has_role(self, name: str) -> bool:
+        """Whether the settings name such a token, or say that there is none."""
+        return name in self._config or name in self._map
+
+    def kind(self) -> str | None:
+        """The reference's class: ``T5`` for ``T5Tokenizer`` and ``T5TokenizerFast``."""
+        value = self._config.get("tokenizer_class")
+        return value.removesuffix("Fast").removesuffix("Tokenizer") if isinstance(value, str) else None
+
+    def whole(self, name: str, default: int, most: int) -> int:
+        value = self._config.get(name, default)
+        if type(value) is not int or not 0 <= value <= most:
+            raise self.fail("is not a number in range", name, expected=f"0 to {most}", got=value)
+        return value
 
     def _content(self, value: Any, *keys: str | int) -> str:
         if isinstance(value, dict):

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Final, final
 
 import tokenizers
 from cutaway.errors import CutawayError, RequestError, TemplateError, TokenizerError
+from cutaway.tokenizers.around import NOTHING, Around
 from cutaway.tokenizers.chat import ChatTemplate, encode_chat
+from cutaway.tokenizers.cutter import Cutter, Source
 from cutaway.tokenizers.disguise import ControlStrings
-from cutaway.tokenizers.fronts import Fronts, Lead
-from cutaway.tokenizers.rust import rust_errors
+from cutaway.tokenizers.fronts import Lead
+from cutaway.tokenizers.rust import components
 from cutaway.tokenizers.spelling import Spelling
-from cutaway.tokenizers.stream import ByteStream, DecodeStream, WordStream
+from cutaway.tokenizers.stream import ByteStream, DecodeStream, Start, WordStream
+from cutaway.tokenizers.tidy import Tidy
 
 __all__ = ["Piece", "Tokenizer"]
 
@@ -43,10 +45,15 @@ class Tokenizer:
     Args:
         backend: the library's object; it must not be changed afterwards.
         special: string → id of every control token.
-        prefix, suffix: ids that the checkpoint's own rule puts around a text.
+        around: what the checkpoint's own rule puts around a text, and around two.
         template_error: why there is no chat template although the file has one.
         names: what a chat template may ask for, such as ``bos_token``.
         rows: embedding rows of the model; ids up to there may be decoded (to nothing).
+        source: what cuts a text, if not ``backend`` alone.
+        target: the tokenizer for what a translation model writes, if it is another.
+        files: what to save, where no tokenizer.json can say it.
+        trims: a decoded text has no white space at its ends.
+        tidies: it has none before punctuation (`tidy.py`).
     """
 
     def __init__(
@@ -58,12 +65,19 @@ class Tokenizer:
         eos_ids: Sequence[int] = (),
         pad_id: int | None = None,
         unk_id: int | None = None,
-        prefix: Sequence[int] = (),
-        suffix: Sequence[int] = (),
+        cls_id: int | None = None,
+        sep_id: int | None = None,
+        mask_id: int | None = None,
+        around: Around = NOTHING,
         chat_template: ChatTemplate | None = None,
         template_error: CutawayError | None = None,
         names: Mapping[str, str] = MappingProxyType({}),
         rows: int | None = None,
+        source: Source | None = None,
+        target: Tokenizer | None = None,
+        files: Mapping[str, bytes] = MappingProxyType({}),
+        trims: bool = False,
+        tidies: bool = False,
     ) -> None:
         self.backend: Final = backend
         # A multimodal file's image tokens may lie past the rows of the text model that comes with it.
@@ -74,25 +88,43 @@ class Tokenizer:
         self.eos_ids: Final = tuple(eos_ids)
         self.pad_id: Final = pad_id
         self.unk_id: Final = unk_id
+        self.cls_id: Final = cls_id
+        self.sep_id: Final = sep_id
+        self.mask_id: Final = mask_id
         self.chat_template: Final = chat_template
         self.template_error: Final = template_error
         self.names: Final[Mapping[str, str]] = MappingProxyType(dict(names))
+        self.around: Final = around
+        self.target: Final = self if target is None else target
+        self.files: Final[Mapping[str, bytes]] = MappingProxyType(dict(files))
         known = (index for index in backend.get_vocab(with_added_tokens=True).values() if index < reach)
         self.vocab_size: Final = max(known, default=-1) + 1
         self._rows = max(self.vocab_size, rows or 0)
-        self._prefix, self._suffix = tuple(prefix), tuple(suffix)
-        self._fronts = Fronts(backend, reach)
-        self._spelling = Spelling.of(self._fronts.tree["decoder"])
+        self._spelling = Spelling.of(components(backend)["decoder"])
+        self._trims = trims
+        self.tidies: Final = tidies
         self._added = frozenset(backend.get_added_tokens_decoder())
         self._special_ids = frozenset(special.values())
-        # A one-character token is text even when it is declared special (some files do it to "\n").
-        self._forged = frozenset(index for text, index in special.items() if len(text) > 1)
+        self._cutter = Cutter(
+            source or Source(backend),
+            special=special,
+            spelled=self._byte_tokens(),
+            unknown=unk_id,
+            reach=reach,
+        )
         self._bytes: dict[int, bytes] = {}
+
+    def _byte_tokens(self) -> dict[str, int]:
+        """Of a Unigram model, whose own scores would make a byte of a typed ``<0x41>``."""
+        if not self._spelling.fallback or not isinstance(self.backend.model, tokenizers.models.Unigram):
+            return {}
+        names = (f"<0x{byte:02X}>" for byte in range(256))
+        return {name: index for name in names if (index := self.backend.token_to_id(name)) is not None}
 
     @property
     def adds_bos(self) -> bool:
         """Does the checkpoint's own rule begin a text with BOS?"""
-        return self.bos_id is not None and self._prefix[:1] == (self.bos_id,)
+        return self.bos_id is not None and self.around.before[:1] == (self.bos_id,)
 
     @cached_property
     def control_strings(self) -> ControlStrings:
@@ -124,58 +156,57 @@ class Tokenizer:
         lead: Lead = "none" if continuation else "own"
         return [[*before, *ids, *after] for ids in self.encode_parts(list(texts), special=special, lead=lead)]
 
+    def encode_pair(self, a: str, b: str, *, special: bool = False) -> tuple[list[int], list[int]]:
+        """Ids and types (BERT's segments) of two texts, laid out by the checkpoint's own rule.
+
+        Errors: TokenizerError if it has none.
+        """
+        if not self.around.pair:
+            raise TokenizerError("has no rule for two texts")
+        return self.around.lay_out(*self.encode_parts([a, b], special=special, lead="own"))
+
+    def encode_with_spans(self, text: str, *, special: bool = False) -> tuple[list[int], list[tuple[int, int] | None]]:
+        """`encode`, and where each token stands in the text: start and end in characters, without white space.
+
+        None for control tokens, those put around the text and those parsed in it.
+        """
+        before, after = self.around.before, self.around.after
+        cuts = self._cutter.cuts(text, special=special, lead="own")
+        control = self._special_ids - {self.unk_id}
+        inner = [None if cut.id in control else cut.word(text) for cut in cuts]
+        spans = [*[None] * len(before), *inner, *[None] * len(after)]
+        return [*before, *(cut.id for cut in cuts), *after], spans
+
+    def encode_masked(self, text: str) -> list[int]:
+        """`encode` of a text in which ``[MASK]``, or the tokenizer's own string for it, is the mask token.
+
+        Errors: TokenizerError if there is no mask token.
+        """
+        mask = self.names.get("mask_token")
+        if self.mask_id is None or mask is None:
+            raise TokenizerError("has no mask token")
+        if self.backend.token_to_id("[MASK]") is None:
+            text = text.replace("[MASK]", mask)
+        inner = [cut.id for cut in self._cutter.masked(text, self.mask_id)]
+        return [*self.around.before, *inner, *self.around.after]
+
     def encode_parts(self, texts: Sequence[str], *, special: bool, lead: Lead) -> list[list[int]]:
         """The bare ids of each text, nothing put around them."""
-        for text in texts:
-            _check_text(text)
-        # The batch call, for one text too: it is the one that lets other Python threads run meanwhile.
-        with rust_errors("text cannot be encoded"):
-            found = self._fronts.get(special, lead).encode_batch_fast(list(texts), add_special_tokens=False)
-        rows: list[list[int]] = [encoding.ids for encoding in found]
-        if not special:
-            for i, row in enumerate(rows):
-                if not self._forged.isdisjoint(row):
-                    rows[i] = [piece.id for piece in self._unforged(texts[i], lead)]
-        return rows
+        return self._cutter.ids(texts, special=special, lead=lead)
 
     def tokenize(
         self, text: str, *, bos: bool | None = None, special: bool = False, continuation: bool = False
     ) -> list[Piece]:
         """`encode`, with each token's text, bytes and place in the text."""
         before, after = self._around(bos, continuation)
-        lead: Lead = "none" if continuation else "own"
-        _check_text(text)
-        inner = self.located(text, lead) if special else self._unforged(text, lead)
+        inner = self.located(text, "none" if continuation else "own", special=special)
         return [*self.pieces(before), *inner, *self.pieces(after)]
 
-    def located(self, text: str, lead: Lead, *, special: bool = True, shift: int = 0) -> list[Piece]:
+    def located(self, text: str, lead: Lead, *, special: bool = True) -> list[Piece]:
         """The bare tokens of a text with their offsets, control strings parsed or not."""
-        with rust_errors("text cannot be encoded"):
-            (found,) = self._fronts.get(special, lead).encode_batch([text], add_special_tokens=False)
-        return [
-            Piece(p.id, p.text, p.bytes, p.special, start + shift, end + shift)
-            for p, (start, end) in zip(self.pieces(found.ids), found.offsets, strict=True)
-        ]
-
-    def _unforged(self, text: str, lead: Lead, shift: int = 0) -> list[Piece]:
-        """As `located` with control strings as text, even where the merges themselves build one.
-
-        Such a vocabulary would turn a typed ``</s>`` into the control token. There the text is cut
-        after the string's first character, and the stretches are encoded.
-        """
-        row = self.located(text, lead, special=False, shift=shift)
-        cuts = [(piece.start or 0) + 1 - shift for piece in row if self._is_forged(piece, text, shift)]
-        if not cuts:
-            return row
-        made: list[Piece] = []
-        for start, end in pairwise([0, *cuts, len(text)]):
-            made += self._unforged(text[start:end], "none" if start else lead, shift + start)
-        return made
-
-    def _is_forged(self, piece: Piece, text: str, shift: int) -> bool:
-        start, end = (piece.start or 0) - shift, (piece.end or 0) - shift
-        unknown = piece.id == self.unk_id and piece.text != text[start:end]
-        return piece.id in self._forged and end - start > 1 and not unknown
+        cuts = self._cutter.cuts(text, special=special, lead=lead)
+        pieces = self.pieces(cut.id for cut in cuts)
+        return [replace(piece, start=cut.start, end=cut.end) for piece, cut in zip(pieces, cuts, strict=True)]
 
     def _around(self, bos: bool | None, continuation: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if continuation or bos is False:
@@ -183,8 +214,8 @@ class Tokenizer:
         if bos and not self.adds_bos:
             if self.bos_id is None:
                 raise TokenizerError("has no BOS token")
-            return (self.bos_id, *self._prefix), self._suffix
-        return self._prefix, self._suffix
+            return (self.bos_id, *self.around.before), self.around.after
+        return self.around.before, self.around.after
 
     # -- ids to text
 
@@ -199,19 +230,23 @@ class Tokenizer:
     def stream(self, *, skip_special: bool = True, continuation: bool = False) -> DecodeStream:
         """The same text, id by id."""
         hidden = self._special_ids if skip_special else frozenset()
+        tidy = Tidy() if self.tidies else None
         if self._spelling.kind == "words":
 
             def keep(index: int) -> bool:
                 self._check_id(index)
-                return index not in hidden
+                return index not in hidden and self.backend.id_to_token(index) is not None
 
-            return DecodeStream(WordStream(keep, lambda ids: str(self.backend.decode(ids, skip_special_tokens=False))))
+            return DecodeStream(
+                WordStream(keep, lambda ids: str(self.backend.decode(ids, skip_special_tokens=False))), tidy
+            )
 
         def spell(index: int) -> bytes | None:
             data = self.token_bytes(index)
             return None if index in hidden else data
 
-        return DecodeStream(ByteStream(spell, strip=self._spelling.strip and not continuation))
+        start: Start = "" if continuation else "all" if self._trims else "one" if self._spelling.strip else ""
+        return DecodeStream(ByteStream(spell, start=start, end=self._trims), tidy)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes of a token; none for an id that the vocabulary leaves out."""
@@ -270,11 +305,3 @@ class Tokenizer:
         if self.chat_template is None:
             raise TemplateError("this model has no chat template", hint="give it a plain prompt")
         return self.chat_template
-
-
-def _check_text(text: str) -> None:
-    try:
-        text.isascii() or text.encode()
-    except UnicodeEncodeError as error:
-        what = "text holds half a surrogate pair, which is no character"
-        raise TokenizerError(what, offset=error.start, got=repr(text[error.start : error.start + 1])) from error
