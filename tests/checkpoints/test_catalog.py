@@ -123,3 +123,10 @@ def test_progress_is_lines_a_bar_or_nothing() -> None:
     with show_progress(stream=terminal) as report:
         report(1, 2, "file [red]")
     assert "file [red]" in terminal.getvalue()
+
+
+def test_a_bar_has_a_name_before_anything_is_reported() -> None:
+    terminal = _Terminal()
+    with show_progress(label="loading [bold]this", stream=terminal):
+        pass
+    assert "loading [bold]this" in terminal.getvalue()

@@ -510,8 +510,8 @@ def test_h17_several_ends(folder: Path) -> None:
 
 
 def test_settings_that_are_not_followed_are_named(folder: Path) -> None:
-    change(folder, "generation_config.json", no_repeat_ngram_size=3)
-    with pytest.warns(UserWarning, match="no_repeat_ngram_size"):
+    change(folder, "generation_config.json", encoder_no_repeat_ngram_size=3)
+    with pytest.warns(UserWarning, match="encoder_no_repeat_ngram_size"):
         load(folder)
 
 

@@ -321,3 +321,11 @@ def test_a_mistyped_name_hears_what_was_tried(server: Any) -> None:
     with pytest.raises(DownloadError, match="404") as caught:
         resolve("smolm2")
     assert "did you mean smollm2?" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("text", ["", " ", "\t\n", "\u3000"])
+def test_a_blank_name_is_no_model(text: str) -> None:
+    with pytest.raises(RequestError, match="name is empty"):
+        resolve(text)
+    with pytest.raises(RequestError, match="revision is empty"):
+        resolve("owner/name", revision=text)

@@ -123,7 +123,7 @@ def test_the_format_s_own_reader(name: str, dtype: str, tmp_path: Path) -> None:
     assert {kinds[key] for key, data in numbers.items() if data.ndim == 1} == {"F32"}
     matrices = {kinds[key] for key, data in numbers.items() if data.ndim == 2 and key != "position_embd.weight"}
     assert matrices == {{"fp32": "F32", "fp16": "F16", "bf16": "BF16"}[dtype]}
-    assert ("output.weight" in numbers) != model.spec.head.tied
+    assert ("output.weight" in numbers) != model.spec.lm.tied
     if name == "gemma3":
         own = model.transformer.state_dict()["decoder.norm.weight"]
         assert np.array_equal(numbers["output_norm.weight"], (own + 1).numpy())

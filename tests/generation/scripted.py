@@ -23,6 +23,7 @@ class _Spec:
     d_model: int = 1
     max_positions: int = 10_000
     position_limit: int | None = None
+    source_vocab_size: int | None = None
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Scripted:
     device = torch.device("cpu")
     warned_length: bool = False
 
-    def new_cache(self, batch: int, capacity: int) -> _Cache:
+    def new_cache(self, batch: int, capacity: int, **_: Any) -> _Cache:
         return _Cache([0] * batch)
 
     def hidden(self, ids: Tensor, positions: Tensor, cache: _Cache, tap: Any = None, **_: Any) -> Tensor:
@@ -67,7 +68,7 @@ class Bytes:
 
     def stream(self, *, continuation: bool) -> DecodeStream:
         assert continuation
-        return DecodeStream(ByteStream(lambda token: self.more.get(token, bytes([token % 256])), strip=False))
+        return DecodeStream(ByteStream(lambda token: self.more.get(token, bytes([token % 256])), start="", end=False))
 
 
 def say(

@@ -165,7 +165,7 @@ def test_a_run_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     held = []
     plain = Scripted.new_cache
 
-    def watched(self: Scripted, batch: int, capacity: int) -> Any:
+    def watched(self: Scripted, batch: int, capacity: int, **_: Any) -> Any:
         cache = plain(self, batch, capacity)
         held.append(weakref.ref(cache))
         return cache

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from cutaway.errors import RequestError
-from cutaway.generation.params import Sampling, check_ids
-from cutaway.generation.session import CHUNK, Session, check_length
+from cutaway.generation.beam import beam_search
+from cutaway.generation.checks import check_ids
+from cutaway.generation.logprobs import TokenLogprob, token_logprobs
+from cutaway.generation.sampling import Sampling
+from cutaway.generation.session import CHUNK, Session, check_length, read_sources
 from cutaway.generation.stop import StopText
 from cutaway.models import Transformer
 from cutaway.tokenizers.stream import DecodeStream
 from cutaway.tokenizers.tokenizer import Tokenizer
+
+__all__ = ["Generation", "Row", "Run", "TokenLogprob", "Usage", "score_ids"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +36,6 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """A produced token's log-probability under the model, before any filter.
-
-    Attributes:
-        token: its id.
-        logprob: natural logarithm.
-        top: the likeliest tokens at this place, best first, as (id, logprob).
-    """
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Generation:
     """What came of one prompt, or of one of its choices.
 
@@ -55,7 +45,8 @@ class Generation:
         finish_reason: ``"stop"`` (an end token or stop text) or ``"length"`` (max_tokens, or the end of a
             learned table of positions); None while it is not finished.
         logprobs: one entry a token, if asked for.
-        choice: which of the prompt's ``n`` choices it is.
+        choice: which of the prompt's ``n`` choices it is; of beams the first is the best.
+        score: of beams, the sum of the answer's log-probabilities over its length ** ``length_penalty``.
     """
 
     text: str
@@ -64,6 +55,7 @@ class Generation:
     usage: Usage
     logprobs: list[TokenLogprob] | None = None
     choice: int = 0
+    score: float | None = None
 
 
 @dataclass(slots=True)
@@ -75,10 +67,12 @@ class Row:
     max_tokens: int
     decoder: DecodeStream | None
     gate: StopText
+    n_read: int
     tokens: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
+    score: float | None = None
 
     def take(self, token: int, stop_ids: frozenset[int]) -> str:
         """Take the next token; give back text that can be shown, and note if this was the end."""
@@ -101,9 +95,10 @@ class Row:
             text="".join(self.pieces),
             tokens=list(self.tokens),
             finish_reason=self.finish_reason,
-            usage=Usage(len(self.prompt), len(self.tokens)),
+            usage=Usage(self.n_read, len(self.tokens)),
             logprobs=list(self.logprobs) if with_logprobs else None,
             choice=self.choice,
+            score=self.score,
         )
 
 
@@ -115,18 +110,26 @@ class Run:
         tokenizer: turns tokens into text; None gives tokens only.
         prompts: ids of each.
         sampling: how to choose and when to stop.
+        sources: of an encoder–decoder, what its encoder reads for each; a prompt is what the decoder begins with.
 
     Raises:
         RequestError: an empty prompt, or an id outside the vocabulary.
-        ContextExceeded: a prompt longer than a learned table of positions.
+        ContextExceeded: a prompt or source longer than a learned table of positions.
     """
 
     def __init__(
-        self, model: Transformer, tokenizer: Tokenizer | None, prompts: Sequence[Sequence[int]], sampling: Sampling
+        self,
+        model: Transformer,
+        tokenizer: Tokenizer | None,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        sources: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self._model = model
-        self._sampling = sampling
+        self._sampling = _with_words(sampling, tokenizer)
         self._prompts = [check_ids(prompt, model.spec.vocab_size) for prompt in prompts]
+        rows = model.spec.source_vocab_size or model.spec.vocab_size
+        self._sources = None if sources is None else [check_ids(source, rows) for source in sources]
         if tokenizer is None and sampling.stop:
             raise RequestError("stop texts need a tokenizer, and this model has none", field="stop")
         self.rows = [
@@ -134,21 +137,24 @@ class Run:
                 prompt,
                 choice,
                 self._room(prompt),
-                None if tokenizer is None else tokenizer.stream(continuation=True),
+                None if tokenizer is None else self._decoder(tokenizer),
                 StopText(sampling.stop),
+                n_read=len(read),
             )
-            for prompt in self._prompts
+            for prompt, read in zip(self._prompts, self._sources or self._prompts, strict=True)
             for choice in range(sampling.n)
         ]
         for row in self.rows:
             if not row.max_tokens:
                 row.finish_reason = "length"
-        self._steps = self._loop()
+        self._steps = self._loop() if sampling.num_beams == 1 else self._search()
 
     def _room(self, prompt: list[int]) -> int:
         """Tokens that may be produced. The last is only predicted, never read, so it needs no position."""
         check_length(self._model, len(prompt), "prompt")
         spec, most = self._model.spec, self._sampling.max_tokens
+        if most is None and self._sampling.max_length is not None:
+            most = max(1, self._sampling.max_length - len(prompt))
         if most is None:
             return max(1, (spec.position_limit or spec.max_positions) - len(prompt) + 1)
         return most if spec.position_limit is None else min(most, spec.position_limit - len(prompt) + 1)
@@ -160,8 +166,7 @@ class Run:
         if not self.rows or self.rows[0].finish_reason:
             return
         n = self._sampling.n
-        capacity = max(len(row.prompt) + min(row.max_tokens, 256) for row in self.rows)
-        session = Session(self._model, len(self._prompts), capacity)
+        session = self._session()
         logits = session.feed(self._prompts)
         if n > 1:
             logits = logits.repeat_interleave(n, 0)
@@ -181,6 +186,28 @@ class Run:
                 [self.rows[index].tokens[-1:] if self.rows[index].finish_reason is None else [] for index in live]
             )
 
+    def _session(self) -> Session:
+        """A row for each prompt."""
+        capacity = max(len(row.prompt) + min(row.max_tokens, 256) for row in self.rows)
+        source = None if self._sources is None else read_sources(self._model, self._sources)
+        return Session(self._model, len(self._prompts), capacity, source)
+
+    def _decoder(self, tokenizer: Tokenizer) -> DecodeStream:
+        """An answer goes on from its prompt; to a source it is a text of its own, perhaps in another vocabulary."""
+        return tokenizer.stream(continuation=True) if self._sources is None else tokenizer.target.stream()
+
+    def _search(self) -> Iterator[tuple[int, str]]:
+        """Beams: a prompt's answers come whole, when the search for them is over."""
+        if not self.rows or self.rows[0].finish_reason:
+            return
+        n = self._sampling.n
+        rooms = [row.max_tokens for row in self.rows[::n]]
+        for prompt, answers in beam_search(self._session(), self._prompts, rooms, self._sampling):
+            for index, beam in enumerate(answers, prompt * n):
+                row = self.rows[index]
+                row.score, row.logprobs = beam.score, beam.logprobs
+                yield index, "".join(row.take(token, self._sampling.stop_ids) for token in beam.tokens)
+
     def _choose(self, logits: Tensor, live: list[int]) -> list[tuple[int, str]]:
         """Give each row that goes on its next token: (row, text that can be shown)."""
         going = [place for place, index in enumerate(live) if self.rows[index].finish_reason is None]
@@ -188,7 +215,11 @@ class Run:
         if len(going) < len(live):
             logits = logits[going]
         tokens = self._sampling.choose(
-            logits, [row.prompt for row in rows], [row.tokens for row in rows], [row.choice for row in rows]
+            logits,
+            [row.prompt for row in rows],
+            [row.tokens for row in rows],
+            [row.choice for row in rows],
+            [row.max_tokens for row in rows],
         )
         if self._sampling.logprobs is not None:
             for row, entry in zip(rows, token_logprobs(logits, tokens, self._sampling.logprobs), strict=True):
@@ -201,15 +232,19 @@ class Run:
         return [row.result(self._sampling.logprobs is not None) for row in self.rows]
 
 
-def token_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
-    """Log-probabilities of chosen tokens and of the likeliest ones. [rows, vocab]"""
-    logprobs = logits.float().log_softmax(-1)
-    chosen = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
-    best = logprobs.topk(min(top, logprobs.shape[1]))
-    return [
-        TokenLogprob(token, logprob, tuple(zip(ids, values, strict=True)))
-        for token, logprob, ids, values in zip(tokens, chosen, best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
+def _with_words(sampling: Sampling, tokenizer: Tokenizer | None) -> Sampling:
+    """Forbidden texts as ids: of the text at a beginning, of it going on, and of it after a space."""
+    if not sampling.bad_words:
+        return sampling
+    if tokenizer is None:
+        raise RequestError("forbidden texts need a tokenizer, and this model has none", field="bad_words")
+    found: dict[tuple[int, ...], None] = {}
+    for word in sampling.bad_words:
+        found[tuple(tokenizer.encode(word, bos=False))] = None
+        for text in (word, " " + word):
+            found[tuple(tokenizer.encode(text, continuation=True))] = None
+    rules = replace(sampling.rules, bad_words=(*sampling.rules.bad_words, *(ids for ids in found if ids)))
+    return replace(sampling, rules=rules, bad_words=())
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """From scores to the next token: each step a pure function on logits. [rows, vocab] → the same
 
-The order is transformers': penalties and biases, then temperature, top-k, top-p, min-p.
+The order is transformers': penalties and biases, the rules of ``rules.py``, then temperature, top-k, top-p, min-p.
 """
 
 from __future__ import annotations
@@ -110,17 +110,23 @@ def uniform(seed: int, choice: int, position: int) -> float:
     return (int(bits.random_raw()) >> 11) * 2.0**-53
 
 
-def check_finite(logits: Tensor, changed: bool = False) -> None:
+def check_finite(logits: Tensor, changed: bool = False, dead_ends: bool = False) -> None:
     """Refuse logits that no token can be chosen from.
 
     Args:
         logits: [rows, vocab]
-        changed: whether penalties and biases were applied to what the model said.
+        changed: whether penalties, biases and rules were applied to what the model said.
+        dead_ends: a row may have nothing but −inf.
 
     Raises:
         RequestError: a row has NaN or +inf, or nothing but −inf.
     """
-    if not bool(torch.isfinite(logits.amax(-1)).all()):  # a NaN is passed on as the largest
+    best = logits.amax(-1)
+    if dead_ends:
+        best = best.clamp(min=0)
+    if not bool(torch.isfinite(best).all()):  # a NaN is passed on as the largest
+        if changed and bool((best == NEVER).any()):
+            raise RequestError("what is forbidden, suppressed and forced leaves no token to choose")
         if changed:
             raise RequestError("penalties and biases so large leave no token to choose", field="logit_bias")
         raise RequestError(

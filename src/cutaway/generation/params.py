@@ -1,87 +1,30 @@
-"""How to choose tokens and when to stop: a call's arguments over a checkpoint's own settings."""
+"""A call's arguments over a checkpoint's own settings."""
 
 from __future__ import annotations
 
-import math
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from numbers import Integral
-
-from torch import Tensor
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias
 
 from cutaway.errors import RequestError
-from cutaway.generation import logits as steps
+from cutaway.generation.checks import check_ids, number, tokens, whole
+from cutaway.generation.rules import Rules
+from cutaway.generation.sampling import Sampling
 from cutaway.spec import GenerationSettings
 
-_HUGE = 1.7976931348623157e308  # the largest float
+__all__ = ["Sampling", "Words", "check_ids", "resolve"]
 
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Checked settings of one call. See ``Model.generate`` for their meaning."""
-
-    max_tokens: int | None = 256
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    stop: tuple[str, ...] = ()
-    stop_ids: frozenset[int] = frozenset()
-    seed: int = 0
-    n: int = 1
-    logprobs: int | None = None
-
-    def choose(
-        self,
-        logits: Tensor,
-        prompts: Sequence[Sequence[int]],
-        produced: Sequence[Sequence[int]],
-        choices: Sequence[int],
-    ) -> list[int]:
-        """The next token of each row.
-
-        Args:
-            logits: [rows, vocab]
-            prompts, produced: each row's tokens so far.
-            choices: which of its prompt's ``n`` choices a row is.
-        """
-        x = logits.float()
-        steps.check_finite(x)
-        if self.repetition_penalty != 1:
-            x = steps.repetition_penalty(
-                x, [[*p, *q] for p, q in zip(prompts, produced, strict=True)], self.repetition_penalty
-            )
-        if self.frequency_penalty or self.presence_penalty:
-            x = steps.count_penalties(x, produced, self.frequency_penalty, self.presence_penalty)
-        if self.logit_bias:
-            x = steps.logit_bias(x, self.logit_bias)
-        steps.check_finite(x, changed=True)
-        if self.temperature == 0:
-            return steps.greedy(x)
-        x = steps.temperature(x, self.temperature)
-        if self.top_k:
-            x = steps.top_k(x, self.top_k)
-        if self.top_p < 1:
-            x = steps.top_p(x, self.top_p)
-        if self.min_p:
-            x = steps.min_p(x, self.min_p)
-        keys = [(self.seed, c, len(p) + len(q)) for c, p, q in zip(choices, prompts, produced, strict=True)]
-        return steps.sample(x, keys)
-
-
-MOST_CHOICES = 1024  # answers to one prompt: each is a row of the batch and of the cache
+MOST_CHOICES = 1024  # answers to one prompt: each is a row of the batch and of the cache, as each beam is
+DEFAULT_TOKENS = 256
+LENGTH_POWERS = 50.0  # of a million tokens, still a number
+Words: TypeAlias = str | int | Sequence[str | int | Sequence[int]]
 
 
 def resolve(
     own: GenerationSettings,
     vocab_size: int,
     *,
-    max_tokens: int | None = 256,
+    max_tokens: int | Literal["auto"] | None = "auto",
     temperature: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -90,43 +33,130 @@ def resolve(
     frequency_penalty: float | None = None,
     presence_penalty: float | None = None,
     logit_bias: Mapping[int, float] | None = None,
+    bad_words: Words | None = None,
+    no_repeat_ngram_size: int | None = None,
+    min_tokens: int | None = None,
     stop: str | int | Sequence[str | int] | None = None,
     seed: int | None = None,
     n: int = 1,
     logprobs: int | None = None,
+    num_beams: int | None = None,
+    length_penalty: float | None = None,
+    early_stopping: bool | str | None = None,
 ) -> Sampling:
     """Check a call's arguments, and take what it leaves out from the checkpoint.
 
     Raises:
         RequestError: a value that makes no sense, by name.
     """
-    if max_tokens is not None:
-        _whole("max_tokens", max_tokens, 0)
-    _whole("n", n, 1, MOST_CHOICES)
+    max_tokens, max_length = _lengths(own, max_tokens)
+    whole("n", n, 1, MOST_CHOICES)
     if logprobs is not None:
-        _whole("logprobs", logprobs, 0)
+        whole("logprobs", logprobs, 0)
     texts, ids = _stops(stop, vocab_size)
     if seed is not None:
-        _whole("seed", seed, -(2**63), 2**63 - 1)
+        whole("seed", seed, -(2**63), 2**63 - 1)
+    beams, heat = _search(own, num_beams, temperature)
+    if beams > 1 and n > beams:
+        raise RequestError("more answers than beams", field="n", expected=f"at most {beams}", got=n)
+    if beams > 1 and texts:
+        hint = "Beams end at token ids. Give those, or num_beams=1."
+        raise RequestError("stop texts are not supported with beams", field="stop", got=list(texts), hint=hint)
+    words, banned = _words(bad_words, vocab_size)
     # A temperature of one's own is a wish to sample as the model does, so the rest of its settings hold too.
     return Sampling(
         max_tokens=max_tokens,
-        temperature=_number("temperature", own.temperature if temperature is None else temperature, 0),
-        top_k=_whole("top_k", own.top_k if top_k is None else top_k, 0),
-        top_p=_number("top_p", own.top_p if top_p is None else top_p, 0, 1),
-        min_p=_number("min_p", 0.0 if min_p is None else min_p, 0, 1),
-        repetition_penalty=_number(
-            "repetition_penalty", 1.0 if repetition_penalty is None else repetition_penalty, 1e-6
+        max_length=max_length,
+        temperature=heat,
+        top_k=whole("top_k", own.top_k if top_k is None else top_k, 0),
+        top_p=number("top_p", own.top_p if top_p is None else top_p, 0, 1),
+        min_p=number("min_p", own.min_p if min_p is None else min_p, 0, 1),
+        repetition_penalty=number(
+            "repetition_penalty", own.repetition_penalty if repetition_penalty is None else repetition_penalty, 1e-6
         ),
-        frequency_penalty=_number("frequency_penalty", 0.0 if frequency_penalty is None else frequency_penalty),
-        presence_penalty=_number("presence_penalty", 0.0 if presence_penalty is None else presence_penalty),
+        frequency_penalty=number("frequency_penalty", 0.0 if frequency_penalty is None else frequency_penalty),
+        presence_penalty=number("presence_penalty", 0.0 if presence_penalty is None else presence_penalty),
         logit_bias=_biases(logit_bias, vocab_size),
+        rules=Rules(
+            no_repeat_ngram_size=whole(
+                "no_repeat_ngram_size",
+                own.no_repeat_ngram_size if no_repeat_ngram_size is None else no_repeat_ngram_size,
+                0,
+            ),
+            bad_words=own.bad_words_ids + banned,
+            # As in transformers, a least length of the answer takes the place of one of the text.
+            min_length=own.min_length if min_tokens is None and not own.min_new_tokens else 0,
+            min_tokens=whole("min_tokens", own.min_new_tokens if min_tokens is None else min_tokens, 0),
+            forced_bos_id=own.forced_bos_id,
+            forced_eos_ids=own.forced_eos_ids,
+            suppress_ids=own.suppress_ids,
+            begin_suppress_ids=own.begin_suppress_ids,
+        ),
+        bad_words=words,
         stop=texts,
         stop_ids=frozenset(own.eos_ids) | frozenset(ids),
         seed=secrets.randbits(63) if seed is None else seed,
         n=n,
         logprobs=logprobs,
+        num_beams=beams,
+        length_penalty=number(
+            "length_penalty",
+            own.length_penalty if length_penalty is None else length_penalty,
+            -LENGTH_POWERS,
+            LENGTH_POWERS,
+        ),
+        early_stopping=_early(own.early_stopping if early_stopping is None else early_stopping),
+        renormalize=own.renormalize,
     )
+
+
+def _lengths(own: GenerationSettings, max_tokens: object) -> tuple[int | None, int | None]:
+    """Most tokens of the answer, and of prompt and answer together, if a call leaves its length out."""
+    if max_tokens is None:
+        return None, None
+    if max_tokens != "auto":
+        return whole("max_tokens", max_tokens, 0), None
+    if own.max_new_tokens is None and own.max_length is not None:
+        return None, own.max_length
+    return own.max_new_tokens or DEFAULT_TOKENS, None
+
+
+def _search(own: GenerationSettings, num_beams: int | None, temperature: float | None) -> tuple[int, float]:
+    """How many beams, and how hot. Beams search and a temperature draws: what a call names counts, both are refused."""
+    beams = whole("num_beams", own.num_beams if num_beams is None else num_beams, 1, MOST_CHOICES)
+    heat = number("temperature", own.temperature if temperature is None else temperature, 0)
+    if beams == 1 or heat == 0:
+        return beams, heat
+    if temperature is None:
+        return beams, 0.0
+    if num_beams is None:
+        return 1, heat
+    hint = "Leave one of the two out: beams search for the likeliest answer, a temperature draws one."
+    raise RequestError("beams are not drawn", field="num_beams", expected="1 with a temperature", got=beams, hint=hint)
+
+
+def _early(value: object) -> bool | str:
+    if isinstance(value, bool) or value == "never":
+        return value
+    raise RequestError("unknown value", field="early_stopping", expected='True, False or "never"', got=value)
+
+
+def _words(words: object, vocab_size: int) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
+    """Forbidden texts, and forbidden sequences of ids."""
+    listed = [words] if isinstance(words, (str, int)) else [] if words is None else words
+    if not isinstance(listed, (list, tuple, set, frozenset)):
+        raise RequestError("not a list of texts or of token ids", field="bad_words", got=words)
+    texts, banned = [], []
+    for place, word in enumerate(listed):
+        if isinstance(word, str) and word:
+            texts.append(word)
+        elif isinstance(word, (list, tuple)):
+            banned.append(tuple(check_ids(word, vocab_size, f"bad_words/{place}")))
+        elif isinstance(word, str):
+            raise RequestError("an empty text cannot be forbidden", field=f"bad_words/{place}")
+        else:
+            banned.append((tokens(f"bad_words/{place}", [word], vocab_size)[0],))
+    return tuple(texts), tuple(banned)
 
 
 def _stops(stop: object, vocab_size: int) -> tuple[tuple[str, ...], list[int]]:
@@ -137,7 +167,7 @@ def _stops(stop: object, vocab_size: int) -> tuple[tuple[str, ...], list[int]]:
     texts = tuple(word for word in words if isinstance(word, str))
     if "" in texts:
         raise RequestError("an empty stop would end every answer before it begins", field="stop")
-    return texts, _tokens("stop", [word for word in words if not isinstance(word, str)], vocab_size)
+    return texts, tokens("stop", [word for word in words if not isinstance(word, str)], vocab_size)
 
 
 def _biases(biases: object, vocab_size: int) -> dict[int, float]:
@@ -145,44 +175,5 @@ def _biases(biases: object, vocab_size: int) -> dict[int, float]:
         return {}
     if not isinstance(biases, Mapping):
         raise RequestError("not a mapping", field="logit_bias", expected="token id → number", got=biases)
-    _tokens("logit_bias", list(biases), vocab_size)
-    return {token: _number(f"logit_bias/{token}", bias) for token, bias in biases.items()}
-
-
-def _whole(name: str, value: object, low: int, high: int | None = None) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-        wanted = f"an int ≥ {low}" if high is None else f"an int in {low}…{high}"
-        raise RequestError("not a whole number in range", field=name, expected=wanted, got=value)
-    return value
-
-
-def _number(name: str, value: object, low: float = -math.inf, high: float = math.inf) -> float:
-    fits = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
-    # A whole number too large for a float is as little use as infinity, and NaN is in no range.
-    if not fits or not -_HUGE <= value <= _HUGE:  # type: ignore[operator]
-        wanted = (
-            "a number" if math.isinf(low) else f"a number ≥ {low}" if high == math.inf else f"a number in {low}…{high}"
-        )
-        raise RequestError("not a number in range", field=name, expected=wanted, got=value)
-    return float(value)  # type: ignore[arg-type]
-
-
-def _tokens(name: str, ids: list[object], vocab_size: int) -> list[int]:
-    return check_ids(ids, vocab_size, name) if ids else []
-
-
-def check_ids(ids: Iterable[object], vocab_size: int, field: str = "prompt") -> list[int]:
-    """Token ids, if they are usable.
-
-    Raises:
-        RequestError: none, or one outside the vocabulary.
-    """
-    found = list(ids)
-    if not found:
-        raise RequestError("there are no tokens", field=field, expected="at least one")
-    for place, token in enumerate(found):
-        if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
-            raise RequestError(
-                "not a token of this vocabulary", field=f"{field}/{place}", expected=f"0…{vocab_size - 1}", got=token
-            )
-    return [int(token) for token in found]  # type: ignore[call-overload]
+    tokens("logit_bias", list(biases), vocab_size)
+    return {token: number(f"logit_bias/{token}", bias) for token, bias in biases.items()}

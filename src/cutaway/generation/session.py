@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cutaway.cache import Source
 from cutaway.errors import ContextExceeded, RequestError
 from cutaway.models import Transformer
 from cutaway.modules.tap import Tap
@@ -25,11 +26,12 @@ class Session:
         model: what reads.
         batch: rows.
         capacity: tokens of a row to make room for; grows when needed.
+        source: of an encoder–decoder, what its encoder has read for each row.
     """
 
-    def __init__(self, model: Transformer, batch: int = 1, capacity: int = 256) -> None:
+    def __init__(self, model: Transformer, batch: int = 1, capacity: int = 256, source: Source | None = None) -> None:
         self._model = model
-        self._cache = model.new_cache(batch, capacity)
+        self._cache = model.new_cache(batch, capacity, source=source)
         self.tokens: list[list[int]] = [[] for _ in range(batch)]
 
     @torch.no_grad()
@@ -99,6 +101,24 @@ class Session:
         return last
 
 
+@torch.no_grad()
+def read_sources(model: Transformer, rows: Sequence[Sequence[int]], tap: Tap | None = None) -> Source:
+    """What an encoder–decoder's encoder makes of several texts, once for all that the decoder will write.
+
+    Args:
+        model: with an encoder.
+        rows: ids of each text.
+        tap: reads or edits what is computed on the way.
+
+    Raises:
+        ContextExceeded: a text longer than a learned table of positions.
+    """
+    check_length(model, max(map(len, rows)), "prompt", of_source=True)
+    ids, counts = padded(rows)
+    steps = torch.arange(ids.shape[1])
+    return model.read(ids, torch.where(steps < counts, steps, -1), tap=tap)
+
+
 def padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Rows as one rectangle, filled up with 0 on the right, and their lengths. [batch, n], [batch, 1]"""
     width = max(map(len, rows))
@@ -106,13 +126,13 @@ def padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return ids, torch.tensor([[len(row)] for row in rows])
 
 
-def check_length(model: Transformer, longest: int, field: str | None = None) -> None:
+def check_length(model: Transformer, longest: int, field: str | None = None, *, of_source: bool = False) -> None:
     """Refuse what has no position; say, once for each model, that a text is longer than it was trained for.
 
     Raises:
         ContextExceeded: longer than a learned table of positions.
     """
-    limit = model.spec.position_limit
+    limit = model.spec.source_limit if of_source else model.spec.position_limit
     if limit is not None and longest > limit:
         raise ContextExceeded(
             "longer than the model's table of positions", field=field, expected=f"at most {limit} tokens", got=longest
