@@ -3,6 +3,9 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 export CUTAWAY_TEST_MODELS ?= $(or $(CUTAWAY_HOME),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/cutaway)/models
+# Processes that share the tests; each computes with one thread.
+WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 PROMPT ?= The Eiffel Tower is in
 # Tests marked `oracle` ask llama.cpp, in this interpreter or the one that is named; without it they are left out.
 ORACLE = $(shell $(or $(CUTAWAY_LLAMA_CPP_PYTHON),$(BIN)/python) -c 'import llama_cpp' 2>/dev/null && echo yes)
@@ -11,7 +14,7 @@ ORACLE = $(shell $(or $(CUTAWAY_LLAMA_CPP_PYTHON),$(BIN)/python) -c 'import llam
 
 help:
 	@echo 'make demo      set up, fetch the default model (98 MB), and see it run'
-	@echo 'make test      set up, lint, type-check, and run the tests (about a quarter of an hour on two cores)'
+	@echo 'make test      set up, lint, type-check, and run the tests (about 11 minutes of computing, by two processes)'
 	@echo 'make test-all  the same and the slow sweeps'
 	@echo 'make oracles   build llama-cpp-python, for the tests that ask llama.cpp (about 10 minutes); one that is'
 	@echo '               installed elsewhere will do: CUTAWAY_LLAMA_CPP_PYTHON=/path/to/its/python make test'
@@ -41,7 +44,7 @@ lint: $(VENV)/ready-dev
 
 test: lint models
 	@$(if $(ORACLE),:,echo 'llama.cpp is not here: the tests that ask it are left out (make oracles)')
-	$(BIN)/python -m pytest -m 'not slow$(if $(ORACLE),, and not oracle)'
+	$(PYTEST) -m 'not slow$(if $(ORACLE),, and not oracle)'
 
 test-all: lint models
 	@$(if $(ORACLE),:,echo 'llama.cpp is not here: the tests that ask it are left out (make oracles)')
@@ -49,7 +52,7 @@ test-all: lint models
 
 # The measured differences of the reference matrix, as docs/families.md.
 families: $(VENV)/ready-dev
-	CUTAWAY_MEASURED=.measured.json $(BIN)/python -m pytest tests/reference -m 'not real and not oracle' -q
+	CUTAWAY_MEASURED=.measured.json $(PYTEST) tests/reference -m 'not real and not oracle' -q
 	$(BIN)/python -m tests.reference.page .measured.json docs/families.md
 
 # Compiles llama.cpp, which needs a C++ compiler and cmake.

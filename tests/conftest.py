@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import warnings
 from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start; read when torch is imported
 
 import pytest
 import torch
@@ -42,13 +46,16 @@ def _real(name: str) -> Path:
     return path
 
 
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+
+
 @pytest.fixture(autouse=True)
 def _threads(request: pytest.FixtureRequest):
-    """Tests marked `real` take both cores."""
+    """Tests marked `real` take two threads, or their worker's share of the cores."""
     if request.node.get_closest_marker("real") is None:
         yield
         return
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    torch.set_num_threads(max(1, min(2, (os.cpu_count() or 1) // WORKERS)))
     yield
     torch.set_num_threads(1)
 
@@ -75,3 +82,32 @@ def real_tokenizer():
         return folder
 
     return find
+
+
+# The table of measured differences (tests/reference/conftest.py) under xdist: each worker sends its own when it ends,
+# and the controller, which runs no tests, puts them together and prints it.
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In a worker: hand over what was measured here."""
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    reference = sys.modules.get("tests.reference.conftest")
+    if output is not None and reference is not None:
+        table = session.config.stash.get(reference.MEASURED, {})
+        output["measured"] = [[row, column, value] for (row, column), value in table.items()]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """In the controller: a worker has ended. One that crashed has sent nothing, and has failed the run."""
+    measured = getattr(node, "workeroutput", {}).get("measured")
+    if not measured:
+        return
+    from tests.reference import conftest as reference
+
+    if not node.config.pluginmanager.is_registered(reference):  # it prints the table when all is done
+        node.config.pluginmanager.register(reference)
+    table = node.config.stash.get(reference.MEASURED, {})
+    for row, column, value in measured:
+        table[row, column] = max(value, table.get((row, column), 0.0))
+    node.config.stash[reference.MEASURED] = dict(sorted(table.items()))

@@ -27,8 +27,10 @@ LEFT["checkpoints"] = {*LEFT, "checkpoints"} - {"checkpoints"}
 LEFT["tokenizers"] = {*LEFT["checkpoints"], "checkpoints"}
 LEFT["generation"] = {*LEFT["tokenizers"], "tokenizers"}
 LEFT["inspection"] = {*LEFT["generation"], "generation"}
-LEFT["model"] = {*LEFT["inspection"], "inspection"}
-LEFT["cli"] = {*LEFT["model"], "model"}
+LEFT["tasks"] = {*LEFT["generation"], "generation"}
+LEFT["model"] = {*LEFT["inspection"], "inspection", "tasks"}
+LEFT["store"] = {*LEFT["model"], "model"}
+LEFT["cli"] = {*LEFT["store"], "store"}
 
 
 def room(path: Path) -> str:
