@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from cutaway.errors import CutawayError
     from cutaway.generation.generate import Generation
     from cutaway.inspection.trace import Trace
-    from cutaway.model import Model, build, load, save
+    from cutaway.model import Model
     from cutaway.spec.model import ModelSpec
+    from cutaway.store import build, load, save
 
 __version__ = "0.1.0"
 
@@ -26,9 +27,9 @@ _WHERE = {
     "Model": "cutaway.model",
     "ModelSpec": "cutaway.spec.model",
     "Trace": "cutaway.inspection.trace",
-    "build": "cutaway.model",
-    "load": "cutaway.model",
-    "save": "cutaway.model",
+    "build": "cutaway.store",
+    "load": "cutaway.store",
+    "save": "cutaway.store",
 }
 __all__ = ["CutawayError", "Generation", "Model", "ModelSpec", "Trace", "__version__", "build", "load", "save"]
 

@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from inspect import signature
-from os import PathLike
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cutaway.checkpoints.gguf_save import save_gguf
-from cutaway.checkpoints.load import Checkpoint, dtype_named, load_checkpoint
-from cutaway.checkpoints.progress import Progress
-from cutaway.checkpoints.recipe import read_recipe
-from cutaway.checkpoints.resolve import resolve
-from cutaway.checkpoints.save import save_folder
+from cutaway.checkpoints.load import Checkpoint
 from cutaway.errors import RequestError
 from cutaway.generation.generate import Generation, Run, score_ids
-from cutaway.generation.params import check_ids
+from cutaway.generation.params import Words, check_ids
 from cutaway.generation.params import resolve as resolve_sampling
-from cutaway.generation.session import check_length, padded
 from cutaway.inspection import Edit, Trace, trace
 from cutaway.models import Transformer
-from cutaway.models.init import built
 from cutaway.spec import GenerationSettings, ModelSpec
-from cutaway.spec.check import check
-from cutaway.spec.recipe import expand
-from cutaway.tokenizers.gguf import from_gguf, has_vocabulary
-from cutaway.tokenizers.gguf_write import gguf_vocabulary
-from cutaway.tokenizers.load import from_folder
-from cutaway.tokenizers.save import companions
+from cutaway.spec.sentence import SentenceSettings
+from cutaway.tasks.blanks import Candidate, fill
+from cutaway.tasks.labels import classify, tag
+from cutaway.tasks.vectors import embed
+from cutaway.tasks.whole import Ragged, final
 from cutaway.tokenizers.tokenizer import Tokenizer
 
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message] | Tensor
 Ids: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | Tensor
 _SETTINGS = frozenset(signature(resolve_sampling).parameters) - {"own", "vocab_size"}
-_LATER = {"num_beams": 1, "schema": None, "deterministic": False}
+_LATER = {"schema": None, "deterministic": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +63,12 @@ class Model:
         tokenizer: Tokenizer | None = None,
         settings: GenerationSettings | None = None,
         checkpoint: Checkpoint | None = None,
+        sentence: SentenceSettings | None = None,
     ) -> None:
         self.transformer = transformer
         self.tokenizer = tokenizer
         self.settings = settings or GenerationSettings()
+        self.sentence = sentence  # how the checkpoint makes one vector of a text, if it says so
         self._checkpoint = checkpoint
 
     @property
@@ -97,46 +89,49 @@ class Model:
     # ── numbers ──────────────────────────────────────────────────────────────────────────────────────────
 
     @torch.no_grad()
-    def logits(self, ids: Ids) -> Tensor | list[Tensor]:
-        """Scores of every next token, for every token of a text.
+    def logits(self, ids: Ids, *, target: Ids | None = None) -> Tensor | list[Tensor]:
+        """Scores of every next token, for every token of a text; of a classifier, scores of its labels.
 
         Args:
             ids: one text ([n] → [1, n, vocab]), several of one length ([batch, n] → [batch, n, vocab]), or
                 several of different lengths (→ a list of [n_i, vocab]).
+            target: of an encoder–decoder, what the decoder reads, its start token included; ``ids`` are the source,
+                and the result has the target's shape.
 
         Raises:
-            RequestError: no ids, or one outside the vocabulary.
+            RequestError: no ids, one outside the vocabulary, or a model that scores nothing.
             ContextExceeded: more tokens than a learned table has positions.
         """
-        return self._whole(ids, head=True)
+        if target is None and self.spec.source is not None:
+            hint = "Give target=, or use generate."
+            raise RequestError("an encoder–decoder scores a target for a source", field="target", got=None, hint=hint)
+        return self._final(ids, target).scored(self.transformer)
 
     @torch.no_grad()
-    def hidden(self, ids: Ids) -> Tensor | list[Tensor]:
-        """The stream after the last norm: shapes as :meth:`logits`, with d_model for vocab."""
-        return self._whole(ids, head=False)
+    def hidden(self, ids: Ids, *, target: Ids | None = None) -> Tensor | list[Tensor]:
+        """The stream after the last norm: shapes as :meth:`logits`, with d_model for vocab.
 
-    def _whole(self, ids: Ids, head: bool) -> Tensor | list[Tensor]:
-        rows = self._rows(ids)
-        check_length(self.transformer, max(map(len, rows)), "ids")
-        table, counts = padded(rows)
-        steps = torch.arange(table.shape[1])
-        hidden = self.transformer.hidden(table, torch.where(steps < counts, steps, -1))
-        out = self.transformer.unembed(hidden) if head else hidden
-        if bool((counts == counts[0]).all()):
-            return out
-        return [out[i, : len(row)] for i, row in enumerate(rows)]
+        Of an encoder–decoder, the decoder's for a target, and the encoder's without one.
+        """
+        return self._final(ids, target).rows()
 
-    def _rows(self, ids: Ids) -> list[list[int]]:
+    def _final(self, ids: Ids, target: Ids | None) -> Ragged:
+        rows = self._rows(ids, "ids", self.spec.source_vocab_size or self.spec.vocab_size)
+        targets = None if target is None else self._rows(target, "target", self.spec.vocab_size)
+        return final(self.transformer, rows, targets)
+
+    @staticmethod
+    def _rows(ids: Ids, field: str, vocab_size: int) -> list[list[int]]:
         values = _plain(ids)
         if not isinstance(values, (list, tuple)):
-            raise RequestError("no ids", field="ids", expected="a list of ints, or a list of such lists", got=values)
+            raise RequestError("no ids", field=field, expected="a list of ints, or a list of such lists", got=values)
         rows = [_plain(value) for value in values]
         nested = [isinstance(row, (list, tuple)) for row in rows]
         if not any(nested):
-            return [check_ids(rows, self.spec.vocab_size, "ids")]
+            return [check_ids(rows, vocab_size, field)]
         if not all(nested):
-            raise RequestError("ids and lists of ids are mixed", field="ids", expected="one or the other")
-        return [check_ids(row, self.spec.vocab_size, f"ids/{i}") for i, row in enumerate(rows)]
+            raise RequestError("ids and lists of ids are mixed", field=field, expected="one or the other")
+        return [check_ids(row, vocab_size, f"{field}/{i}") for i, row in enumerate(rows)]
 
     def score(self, text: str | Sequence[int]) -> Score:
         """Log-probability of each token of a text (or of ids).
@@ -144,6 +139,7 @@ class Model:
         Raises:
             RequestError: nothing to score, or no tokenizer for a text.
         """
+        self._must_generate()
         ids = self.encode_prompt(text)
         return Score(ids, score_ids(self.transformer, ids))
 
@@ -153,7 +149,7 @@ class Model:
         self,
         prompt: Prompt | Sequence[Prompt],
         *,
-        max_tokens: int | None = 256,
+        max_tokens: int | Literal["auto"] | None = "auto",
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -162,10 +158,16 @@ class Model:
         frequency_penalty: float | None = None,
         presence_penalty: float | None = None,
         logit_bias: Mapping[int, float] | None = None,
+        bad_words: Words | None = None,
+        no_repeat_ngram_size: int | None = None,
+        min_tokens: int | None = None,
         stop: str | int | Sequence[str | int] | None = None,
         seed: int | None = None,
         n: int = 1,
         logprobs: int | None = None,
+        num_beams: int | None = None,
+        length_penalty: float | None = None,
+        early_stopping: bool | str | None = None,
         **later: Any,
     ) -> Any:
         """Continue a prompt, or several at once.
@@ -176,17 +178,27 @@ class Model:
         Args:
             prompt: a text, messages (``[{"role": …, "content": …}, …]``), ids, or a list of any of these. Strings
                 that look like control tokens are plain text. An empty text starts from the tokenizer's BOS.
-            max_tokens: most tokens to produce; None for as many as the model was trained for.
+            max_tokens: most tokens to produce; None for as many as the model was trained for; "auto" for the
+                checkpoint's ``max_new_tokens``, or an encoder–decoder's ``max_length``, or else 256.
             temperature: 0 is greedy; None is the checkpoint's own setting, as for the next ones.
             top_k, top_p, min_p: keep the k best; the likeliest that reach p; those at least p times as likely as
                 the best. They come in this order, after the temperature.
             repetition_penalty: > 1 makes tokens of prompt and answer less likely again.
             frequency_penalty, presence_penalty: taken off for each time, and once, a token was produced.
             logit_bias: token id → added to its logit.
+            bad_words: texts, token ids or lists of these that are not produced, beside the checkpoint's own.
+            no_repeat_ngram_size: no sequence of so many tokens comes twice in prompt and answer.
+            min_tokens: before so many, no end token and no id of ``stop`` is chosen. A stop text ends at any time.
             stop: texts or token ids that end the answer, beside the checkpoint's own end tokens.
             seed: same seed, same draw, whatever else is in the batch.
-            n: answers to each prompt.
+            n: answers to each prompt; of beams, the best so many of them.
             logprobs: how many likeliest tokens to report at each place; 0 reports the chosen ones only.
+            num_beams: > 1 searches for the likeliest answers, so many at a time, as transformers does; that goes
+                with no temperature and no stop texts. A temperature > 0 and no ``num_beams`` draws, whatever the
+                checkpoint's own number is. None is the checkpoint's own, as for the next ones.
+            length_penalty: answers are compared by log-probability / length ** this; > 0 is for longer ones.
+            early_stopping: True ends at ``num_beams`` answers, False when the best running one, as long as it is,
+                is no better than those, "never" when none could be at any length.
 
         Returns:
             A :class:`Generation`; a list of them for a list of prompts or n > 1 (n for each prompt, in order).
@@ -207,10 +219,16 @@ class Model:
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
             logit_bias=logit_bias,
+            bad_words=bad_words,
+            no_repeat_ngram_size=no_repeat_ngram_size,
+            min_tokens=min_tokens,
             stop=stop,
             seed=seed,
             n=n,
             logprobs=logprobs,
+            num_beams=num_beams,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
         )
         for _ in run:
             pass
@@ -230,13 +248,38 @@ class Model:
         return Stream(self._run(prompt, **arguments))
 
     def _run(self, prompt: Prompt | Sequence[Prompt], **arguments: Any) -> Run:
+        self._must_generate()
         for name in arguments.keys() - _SETTINGS:
             if name not in _LATER:
                 raise RequestError("unknown argument", field=name)
             if (value := arguments.pop(name)) != _LATER[name]:
                 raise RequestError("not supported yet", field=name, expected=_LATER[name], got=value)
         sampling = resolve_sampling(self.settings, self.spec.vocab_size, **arguments)
-        return Run(self.transformer, self.tokenizer, self._encode_prompts(prompt), sampling)
+        read = self._encode_prompts(prompt)
+        if self.spec.source is None:
+            return Run(self.transformer, self.tokenizer, read, sampling)
+        return Run(self.transformer, self.tokenizer, [self._start()] * len(read), sampling, read)
+
+    def _start(self) -> list[int]:
+        """What an encoder–decoder's answers begin with.
+
+        Raises:
+            RequestError: the checkpoint does not say.
+        """
+        start = self.settings.decoder_start_id
+        if start is None and self.tokenizer is not None:
+            start = self.tokenizer.bos_id
+        if start is None:
+            hint = "A config says it as decoder_start_token_id."
+            raise RequestError("nothing says what an answer begins with", field="decoder_start_token_id", hint=hint)
+        return [start]
+
+    def _must_generate(self) -> None:
+        if not self.spec.generates:
+            hint = "Encoders have embed, classify, tag and fill."
+            raise RequestError(
+                "this model does not say what comes next", field="model", got=self.spec.family, hint=hint
+            )
 
     def _encode_prompts(self, prompt: Prompt | Sequence[Prompt]) -> list[list[int]]:
         """The ids of one prompt, or of each of several."""
@@ -281,6 +324,92 @@ class Model:
         items = _plain(prompt)
         return isinstance(items, (list, tuple)) and bool(items) and isinstance(_plain(items[0]), (str, list, tuple))
 
+    # ── encoders ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        *,
+        pool: str | None = None,
+        normalize: bool | None = None,
+        prompt: str | None = None,
+    ) -> Tensor:
+        """A vector for each text, in fp32: [len(texts), d_model].
+
+        A text's vector does not depend on what it is embedded with. Where the checkpoint says how many tokens its
+        vectors are made of, longer texts are cut there, with a warning.
+
+        Args:
+            texts: one or several.
+            pool: the ``"mean"`` of the tokens' vectors, the first token's (``"cls"``), the ``"last"`` token's, or the
+                largest number of each channel (``"max"``); None for the checkpoint's own, or else the mean.
+            normalize: bring vectors to length one; None for the checkpoint's own way.
+            prompt: the name of a text of the checkpoint's that is put before each.
+
+        Raises:
+            RequestError: no texts, no tokenizer, an unknown pooling or prompt.
+            ContextExceeded: a text that is longer than the model can read.
+        """
+        found = self._texts(texts)
+        tokenizer = self._tokenizer("texts")
+        return embed(
+            self.transformer,
+            tokenizer,
+            found,
+            self.sentence or SentenceSettings(),
+            pool=pool,
+            normalize=normalize,
+            prompt=prompt,
+        )
+
+    def classify(self, texts: Any) -> Any:
+        """The labels of a text with their probabilities, the likeliest first; a list of such lists for several texts.
+
+        Args:
+            texts: one or several; a pair of texts is a tuple of two.
+
+        Returns:
+            A list of :class:`cutaway.tasks.labels.Label`, or one for each text.
+
+        Raises:
+            RequestError: the model does not label whole texts.
+        """
+        if isinstance(texts, (str, tuple)):
+            return classify(self.transformer, self._tokenizer("texts"), [texts])[0]
+        return classify(self.transformer, self._tokenizer("texts"), list(texts))
+
+    def tag(self, texts: str | Sequence[str]) -> Any:
+        """The labelled parts of a text, with the characters they are at; a list of such lists for several texts.
+
+        Returns:
+            A list of :class:`cutaway.tasks.labels.Span`, or one for each text.
+
+        Raises:
+            RequestError: the model does not label tokens.
+        """
+        found = tag(self.transformer, self._tokenizer("texts"), self._texts(texts))
+        return found[0] if isinstance(texts, str) else found
+
+    def fill(self, text: str, *, top: int = 5) -> list[list[Candidate]]:
+        """The likeliest tokens for each blank of a text, the best first: a list for each blank.
+
+        Args:
+            text: with the tokenizer's mask token (``[MASK]`` or ``<mask>``) wherever there is a blank.
+            top: candidates for each.
+
+        Raises:
+            RequestError: there is no blank, or the model does not fill any.
+        """
+        return fill(self.transformer, self._tokenizer("text"), text, top)
+
+    @staticmethod
+    def _texts(texts: str | Sequence[str]) -> list[str]:
+        found = [texts] if isinstance(texts, str) else list(texts)
+        for i, text in enumerate(found):
+            if not isinstance(text, str):
+                raise RequestError("not a text", field=f"texts/{i}", expected="a text", got=text)
+        return found
+
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────
 
     def trace(
@@ -289,6 +418,7 @@ class Model:
         *names: str,
         edits: Mapping[str, Edit] | None = None,
         max_tokens: int = 0,
+        target: Ids | None = None,
     ) -> Trace:
         """Run a prompt and keep the quantities that ``names`` match, through every cached step.
 
@@ -298,12 +428,19 @@ class Model:
             edits: name or pattern → function of the tensor; later tokens see what it gives back. A function is
                 called in every pass: for the prompt, then for one token after another.
             max_tokens: tokens to go on with, greedily.
+            target: of an encoder–decoder, ids that the decoder reads for each prompt, its start token included; by
+                default that token alone.
 
         Raises:
             NameNotFound: a pattern matches nothing; the hint has the nearest names.
         """
         ids = self._encode_prompts(prompt)
-        return trace(self.transformer, ids, names, edits, max_tokens, self.settings.eos_ids)
+        if self.spec.source is None:
+            if target is not None:
+                raise RequestError("this model reads one text, not a source and a target", field="target", got=target)
+            return trace(self.transformer, ids, names, edits, max_tokens, self.settings.eos_ids)
+        targets = [self._start()] * len(ids) if target is None else self._rows(target, "target", self.spec.vocab_size)
+        return trace(self.transformer, targets, names, edits, max_tokens, self.settings.eos_ids, ids)
 
 
 def _plain(ids: Any) -> Any:
@@ -331,112 +468,3 @@ class Stream:
     def result(self) -> Generation:
         """What has come so far."""
         return self._run.results()[0]
-
-
-def load(
-    source: str | PathLike[str] = "smollm2",
-    *,
-    dtype: torch.dtype | str | None = None,
-    device: torch.device | str | None = None,
-    quantize: str | None = None,
-    revision: str | None = None,
-    offline: bool = False,
-    mmap: bool = False,
-    ignore: Iterable[str] = (),
-    progress: Progress | None = None,
-) -> Model:
-    """Load a model.
-
-    Args:
-        source: a hub id (``owner/name``, ``owner/name@revision``), a folder, a ``.gguf`` or ``.safetensors`` file, or
-            a name of the catalogue (``cutaway models``).
-        dtype: of the weights; by default float32 on a CPU and what is stored on a GPU.
-        device: by default a GPU if there is one.
-        quantize: not supported yet.
-        revision: branch, tag or commit of a hub id.
-        offline: use only what is here.
-        mmap: map safetensors instead of reading them into private memory; the file must then not change.
-        ignore: config keys to leave unread.
-        progress: told (done, total, label) while downloading and loading.
-
-    Raises:
-        CutawayError: see :mod:`cutaway.errors`. Nothing is ever half loaded.
-    """
-    if quantize is not None:
-        raise RequestError("not supported yet", field="quantize", expected=None, got=quantize)
-    resolved = resolve(source, revision=revision, offline=offline, progress=progress)
-    report = None if progress is None else (lambda done, total: progress(done, total, f"loading {resolved.path.name}"))
-    checkpoint = load_checkpoint(resolved, dtype=dtype, device=device, mmap=mmap, ignore=ignore, progress=report)
-    rows = checkpoint.transformer.spec.vocab_size
-    tokenizer: Tokenizer | None
-    if checkpoint.metadata:
-        has_one = has_vocabulary(checkpoint.metadata)
-        tokenizer = from_gguf(checkpoint.metadata, checkpoint.types, vocab_rows=rows) if has_one else None
-    else:
-        tokenizer = from_folder(checkpoint.path, vocab_rows=rows)
-    settings = checkpoint.settings
-    if tokenizer is not None:
-        settings = _with_ends(settings, tokenizer.eos_ids)
-    return Model(checkpoint.transformer, tokenizer, settings, checkpoint)
-
-
-def _with_ends(settings: GenerationSettings, eos_ids: Iterable[int]) -> GenerationSettings:
-    """What ends an answer is the union of all that name something."""
-    return replace(settings, eos_ids=tuple(sorted({*settings.eos_ids, *eos_ids})))
-
-
-def build(recipe: ModelSpec | Mapping[str, Any] | str | PathLike[str], *, seed: int = 0) -> Model:
-    """Make a new model, its weights drawn at random.
-
-    Args:
-        recipe: a few words (see :mod:`cutaway.spec.recipe`) as a dict, YAML text or a YAML file; or a whole spec.
-        seed: same seed, same weights.
-
-    Raises:
-        ConfigError: a word or value that makes no sense, by its pointer.
-        LimitExceeded, ResourceError: larger than any model, or than this machine.
-
-    >>> model = build({"d_model": 32, "n_heads": 4, "layers": 2, "vocab_size": 64, "positions": "alibi"})
-    >>> model.logits([1, 2, 3]).shape
-    torch.Size([1, 3, 64])
-    """
-    if isinstance(recipe, ModelSpec):
-        check(recipe)
-        return Model(built(recipe, seed))
-    words = recipe if isinstance(recipe, Mapping) else read_recipe(recipe)
-    return Model(built(expand(words), seed))
-
-
-def save(
-    model: Model,
-    path: str | PathLike[str],
-    *,
-    format: str = "hf",
-    dtype: torch.dtype | str | None = None,
-    verify: bool = True,
-) -> None:
-    """Write a model, whole or not at all, file by file.
-
-    Args:
-        model: what to save.
-        path: a folder, or for GGUF a file; saving over what was loaded is safe.
-        format: ``"hf"``, a Hugging Face folder in the words of the model's family; ``"gguf"``, one file for llama.cpp;
-            ``"cutaway"``, a folder of our own that holds any spec.
-        dtype: of the matrices in a GGUF, fp32, fp16 or bf16; by default the model's own, as in a folder.
-        verify: read what was written back and compare it, bit by bit, before it takes its name.
-
-    Raises:
-        RequestError: another format, or one that the model has no words in.
-        UnsupportedModelError, ConfigError, TokenizerError: something of the model that the format cannot say, by name.
-        StorageError: the disk refused; what was there stays.
-    """
-    number = dtype_named(dtype)
-    if format == "gguf":
-        vocabulary = gguf_vocabulary(model.tokenizer, model.spec.vocab_size, eos_ids=model.settings.eos_ids)
-        return save_gguf(model.transformer, Path(path), vocabulary, dtype=number, verify=verify)
-    if format not in ("hf", "cutaway"):
-        raise RequestError("unknown format", field="format", expected="hf, gguf or cutaway", got=format)
-    if number not in (None, model.transformer.dtype):
-        raise RequestError("a folder holds the weights as they are", field="dtype", expected=None, got=dtype)
-    files, own = companions(model.tokenizer, model.settings), format == "cutaway"
-    save_folder(model.transformer, Path(path), model._checkpoint, files, own=own, verify=verify)

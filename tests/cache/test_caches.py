@@ -191,6 +191,28 @@ def test_what_was_rewound_is_gone(sliding: bool) -> None:
     assert float((got[1:] - whole[:, 12:]).abs().max()) <= 1e-4
 
 
+@pytest.mark.parametrize("sliding", [True, False])
+@torch.no_grad()
+def test_pieces_with_a_gap_are_read_again(sliding: bool) -> None:
+    """Case K08: of ``a b c d e f g h j``, ``a b e f h j`` can keep ``a b``: what comes after a gap is another text.
+
+    A cache has no call that moves a key to another position or takes one out of the middle (docs/decisions/0002).
+    """
+    a, b, c, d, e, f, g, h, j = range(10, 19)
+    old, new = torch.tensor([[a, b, c, d, e, f, g, h, j]]), torch.tensor([[a, b, e, f, h, j]])
+    cache = MODEL.new_cache(capacity=4, sliding=sliding)
+    MODEL(old, cache=cache)
+    assert cache.rewind([2]) == [2]
+    reused = MODEL(new[:, 2:], cache=cache)
+    fresh = MODEL(new)
+    assert float((reused - fresh[:, 2:]).abs().max()) <= 1e-4
+    assert cache.lengths == [6]
+    longer = torch.tensor([[g, a, c]])
+    assert float((MODEL(longer, cache=cache) - MODEL(torch.cat([new, longer], 1))[:, 6:]).abs().max()) <= 1e-4
+    # What is known of j from before the gap closed is not nearly what it is now.
+    assert float((MODEL(old)[:, -1] - fresh[:, -1]).abs().max()) > 0.1
+
+
 def test_a_ring_is_no_larger_than_it_need_be() -> None:
     """However much is fed."""
     with pytest.MonkeyPatch.context() as patch:

@@ -152,6 +152,28 @@ def test_an_edit_gives_back_the_same_shape(wrong: Edit) -> None:
     assert caught.value.field == "decoder.layers.0.attn.v"
 
 
+@pytest.mark.parametrize(
+    ("wrong", "got"),
+    [
+        (lambda v: v.double(), "torch.float64 on cpu"),
+        (lambda v: v.half(), "torch.float16 on cpu"),
+        (lambda v: v > 0, "torch.bool on cpu"),
+        (lambda v: v.to("meta"), "torch.float32 on meta"),
+    ],
+)
+@pytest.mark.parametrize("name", ["embed.out", "decoder.layers.0.attn.v", "logits"])
+def test_an_edit_gives_back_the_same_kind_of_numbers(wrong: Edit, got: str, name: str) -> None:
+    model = tiny.transformer("gpt2")
+    with pytest.raises(RequestError, match="numbers") as caught:
+        trace(model, tiny.ids(1, 5).tolist(), (), {name: wrong})
+    error = caught.value
+    assert (error.field, error.expected, error.got) == (name, "torch.float32 on cpu", got)
+    assert ".to(value)" in (error.hint or "")
+    if "cpu" in got:  # what the hint says helps
+        kept = trace(model, tiny.ids(1, 5).tolist(), (name,), {name: lambda v: wrong(v).to(v)})
+        assert kept[name].dtype == torch.float32
+
+
 def test_gradients_reach_an_edit() -> None:
     """A tap is no detour: what an edit adds can be learned."""
     model = tiny.transformer("llama")

@@ -70,6 +70,7 @@ def test_repr_is_a_table(model: Transformer) -> None:
     assert lines[1] == "  decoder.layers.0.attn.weights  batch 2 × head 4 × query 6 × key 6"
     assert lines[2].split() == ["logits", "batch", "2", "×", "query", "6", "×", "vocab", "64"]
     assert repr(trace(model, ids(), ())) == "Trace of 1 × 6 tokens: 0 quantities"
+    assert repr(trace(model, ids(1, 1), ("logits",))).startswith("Trace of 1 × 1 token: 1 quantity\n")
 
 
 @pytest.mark.parametrize(
@@ -103,6 +104,35 @@ def test_requests_that_make_no_sense(model: Transformer) -> None:
         assert caught.value.field == "max_tokens"
     with pytest.raises(ContextExceeded):
         trace(tiny.transformer("gpt2"), ids(1, 60), ("logits",), max_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("names", "edits", "field"),
+    [
+        (5, None, "names"),
+        (None, None, "names"),
+        ("logits", None, "names"),  # a text is a list of letters
+        ((5,), None, "names/0"),
+        (("logits", None), None, "names/1"),
+        ((["logits"],), None, "names/0"),
+        ((b"logits",), None, "names/0"),
+        ((), 5, "edits"),
+        ((), [("logits", lambda value: value)], "edits"),
+        ((), lambda value: value, "edits"),
+        ((), {5: lambda value: value}, "edits"),
+        ((), {"logits": None}, "edits/logits"),
+        ((), {"logits": torch.zeros(1)}, "edits/logits"),
+    ],
+)
+def test_names_and_edits_that_are_none(model: Transformer, names: Any, edits: Any, field: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        trace(model, ids(), names, edits)
+    assert caught.value.field == field
+    assert caught.value.expected is not None
+
+
+def test_no_edits_is_an_empty_mapping_too(model: Transformer) -> None:
+    assert list(trace(model, ids(), ["logits"], {})) == ["logits"]
 
 
 def test_the_facade(model: Transformer) -> None:

@@ -103,6 +103,34 @@ def test_worked_softmax() -> None:
             assert z.flatten().tolist() == pytest.approx(case[key], abs=within)
 
 
+def test_worked_scores() -> None:
+    """Of 32 heads and 4,096 tokens, at two bytes: a pass of that size, on a device that holds no numbers."""
+    case = tiny.WORKED["scores"]
+    n, shape = case["n"], (1, 32, case["n"], 128)
+    q, k, v = (torch.empty(shape, dtype=torch.half, device="meta") for _ in range(3))
+    at = torch.arange(n, device="meta")[None]
+    spec = AttentionSpec(32, 32, 128)
+    seen: dict[str, Tensor] = {}
+
+    class Keep:
+        def at(self, scope: str) -> Keep:
+            return self
+
+        def wants(self, name: str) -> bool:
+            return True
+
+        def __call__(self, name: str, value: Tensor) -> Tensor:
+            seen[name] = value
+            return value
+
+    explicit(q, k, v, Attending(spec, MaskPlan(MaskKind.CAUSAL, spec.mask, at, at)), Keep())
+    for name in ("scores", "weights"):
+        assert seen[name].shape == (1, 32, n, n)
+        assert seen[name][0, 0].numel() == case["per_head"]
+        assert seen[name].numel() == case["heads_32"]
+        assert seen[name].nbytes == case["GiB_at_2_bytes"] * 2**30
+
+
 WAYS = (attend, explicit, blockwise)
 SPECS = {
     "plain": AttentionSpec(4, 4, 8),

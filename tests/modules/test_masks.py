@@ -9,7 +9,8 @@ import torch
 from tests.reference import tiny
 from torch import Tensor
 
-from cutaway.cache import allowed, build
+from cutaway.cache import MaskKind, allowed, build
+from cutaway.cache.mask import plan_mask
 from cutaway.models import Transformer
 from cutaway.spec import MaskRule, ModelSpec
 
@@ -75,6 +76,21 @@ def test_a_rule_pair_by_pair(name: str) -> None:
     assert allowed(rule, p, p, s, s)[0, 0].tolist() == naive(rule, POSITIONS, segments)
     # A later part of the text asks for its own rows of the same mask.
     assert torch.equal(allowed(rule, p[:, 9:], p, s[:, 9:], s), allowed(rule, p, p, s, s)[:, :, 9:])
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_mask_is_boolean(name: str) -> None:
+    """Case M08: True means "may read", in the plan of every rule, whole or in pieces; no other kind is ever made."""
+    rule, p = RULES[name], torch.tensor([POSITIONS])
+    s = torch.tensor([SEGMENTS if rule.prefix else [s if s >= 0 else -1 - s for s in SEGMENTS]])
+    plan = plan_mask(rule, p, p, s, s, torch.device("cpu"))
+    assert plan.kind is MaskKind.RULE
+    assert plan.mask is not None
+    for mask in (plan.mask, plan.piece(0, 5), plan.piece(3, 9, slice(2, 7)), allowed(rule, p, p, s, s)):
+        assert mask.dtype is torch.bool
+    assert torch.equal(plan.mask, allowed(rule, p, p, s, s))
+    itself = torch.arange(p.shape[1])
+    assert torch.equal(plan.mask[0, 0, itself, itself], p[0] >= 0)  # a token may read itself, a pad nothing
 
 
 class SeenWeights:

@@ -61,8 +61,8 @@ def test_alibi_is_the_slope_times_the_distance(scaled: bool, half: bool) -> None
     bias = score_bias(spec, alibi_slopes(4, spec), 0.3, positions, positions)
     bias = bias - bias[..., :1] if half else bias - bias.diagonal(dim1=-2, dim2=-1)[..., None]
     for b, h, i, j in torch.cartesian_prod(*map(torch.arange, (2, 4, 6, 6))).tolist():
-        start = 0 if half else i
-        wanted = 2.0 ** (-2 * (h + 1)) * (j - start) * (0.3 if scaled else 1.0)
+        distance = j if half else -abs(j - i)  # lower the further away, on either side
+        wanted = 2.0 ** (-2 * (h + 1)) * distance * (0.3 if scaled else 1.0)
         assert float(bias[b, h, i, j].expand(()) if bias.shape[2] > 1 else bias[b, h, 0, j]) == pytest.approx(wanted)
 
 

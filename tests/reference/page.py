@@ -6,6 +6,7 @@ Usage: python -m tests.reference.page MEASURED.json docs/families.md
 from __future__ import annotations
 
 import datetime
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -13,8 +14,6 @@ from typing import Any
 
 import torch
 import transformers
-
-from tests.reference.tiny import config
 
 HEAD = """# Families, and how exactly they match
 
@@ -24,9 +23,8 @@ with torch {torch} and transformers {transformers}; do not edit.
 Every row is a small checkpoint that `transformers` wrote, with *scaled* random weights (matrices ~ N(0, 0.25²), norm
 weights 1 + N(0, 0.5²), biases N(0, 0.3²)), loaded by cutaway and run in fp32 on a CPU. A number is the largest
 difference from the reference, over all logits (absolute) unless the column says otherwise; a logit's spread is about
-1.5 to 20. Empty: not measured for that row.
-
-{columns}
+1.5 to 20. Empty: not measured for that row. An encoder's "logits" are what its head says: scores of tokens or labels,
+or a text's vector; "hidden" is the stream before it.
 """
 TAIL = """
 ## What is not covered
@@ -45,13 +43,19 @@ The rows are compared with a reference that does (`tests/reference/oracle.py`). 
 `attn_logit_softcapping` for Gemma 3, and `alibi_bias_max`, `logit_scale` and `expansion_ratio` for MPT, and computes
 without them; Falcon's plain attention counts ALiBi twice, its SDPA one once.
 """
+# Where rows are, by the heading of their table: each module has its configs in CASES.
+MATRICES = {"Decoders": "tiny", "Encoders": "tiny_encoders", "Encoder–decoders": "tiny_seq2seq"}
 
 
-def options(name: str) -> str:
+def matrices() -> list[Any]:
+    """The modules with rows."""
+    return [importlib.import_module(f"tests.reference.{name}") for name in MATRICES.values()]
+
+
+def options(values: dict[str, Any]) -> str:
     """What sets a row apart: keys of its config that are not sizes."""
-    values = config(name)
     plain = {"model_type", "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "bos_token_id"}
-    plain |= {"eos_token_id", "pad_token_id", "n_embd", "n_layer", "n_head", "num_attention_heads"}
+    plain |= {"eos_token_id", "pad_token_id", "n_embd", "n_layer", "n_head", "num_attention_heads", "label2id"}
     said = [f"{key}={_short(value)}" for key, value in values.items() if key not in plain]
     return ", ".join(said)
 
@@ -61,26 +65,31 @@ def _short(value: Any) -> str:
     return text if len(text) < 70 else text[:67] + "…"
 
 
+def _belongs(row: str, matrix: Any) -> bool:
+    """A row is a case, or something of a family: its config with every field changed, a class of its own."""
+    kinds = {values["model_type"] for values in matrix.CASES.values()}
+    return row in matrix.CASES or any(row.lower().startswith(kind) for kind in kinds)
+
+
 def page(measured: dict[str, dict[str, float]]) -> str:
     """The whole page."""
-    columns = sorted({column for row in measured.values() for column in row})
-    head = HEAD.format(
-        date=datetime.date.today().isoformat(),
-        torch=torch.__version__,
-        transformers=transformers.__version__,
-        columns="",
-    ).rstrip()
-    lines = [head, "", "| row | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
-    for name, row in sorted(measured.items()):
-        cells = [f"{row[column]:.1e}" if column in row else "" for column in columns]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    lines += ["", "## What each row sets", ""]
-    for name in sorted(measured):
-        try:
-            lines.append(f"- **{name}**: {options(name)}")
-        except KeyError:  # rows that are not cases of their own (a family's config with every field changed)
+    today = datetime.date.today().isoformat()
+    text = HEAD.format(date=today, torch=torch.__version__, transformers=transformers.__version__)
+    sets = ["", "## What each row sets", ""]
+    found = matrices()
+    homes = {row: next((matrix for matrix in found if _belongs(row, matrix)), found[0]) for row in sorted(measured)}
+    for heading, matrix in zip(MATRICES, found, strict=True):
+        rows = {name: measured[name] for name, home in homes.items() if home is matrix}
+        if not rows:
             continue
-    return "\n".join(lines) + "\n" + TAIL
+        columns = sorted({column for row in rows.values() for column in row})
+        lines = ["", f"## {heading}", "", "| row | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
+        for name, row in rows.items():
+            cells = [f"{row[column]:.1e}" if column in row else "" for column in columns]
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        text += "\n".join(lines) + "\n"
+        sets += [f"- **{name}**: {options(matrix.CASES[name])}" for name in rows if name in matrix.CASES]
+    return text + "\n".join(sets) + "\n" + TAIL
 
 
 if __name__ == "__main__":

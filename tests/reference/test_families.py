@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cutaway.checkpoints.save import save_folder
@@ -17,10 +17,12 @@ from cutaway.errors import ConfigError
 from cutaway.families import family_of, known_families
 from cutaway.families.experts import first_experts
 from cutaway.formats.config import ConfigReader
+from cutaway.modules.bias import alibi_slopes
 from cutaway.modules.rotary import yarn_magnitude
 from cutaway.spec import AlibiBias, YarnScaling
 from tests.reference import oracle, tiny
 from tests.reference.conftest import open_folder
+from tests.reference.page import matrices
 
 pytestmark = pytest.mark.usefixtures("capped_oracle")
 Folders = Callable[[str], Path]
@@ -34,7 +36,9 @@ def apart(a: Tensor, b: Tensor) -> float:
 
 
 def test_every_family_has_a_row() -> None:
-    assert {tiny.CASES[name]["model_type"] for name in tiny.FAMILIES} == set(known_families())
+    others = {values["model_type"] for matrix in matrices()[1:] for values in matrix.CASES.values()}
+    assert {tiny.CASES[name]["model_type"] for name in tiny.FAMILIES} | others == set(known_families())
+    assert set(ODD) | others == set(known_families())
 
 
 @pytest.mark.parametrize("name", tiny.CASES)
@@ -337,7 +341,7 @@ def odd_config(family: str) -> dict[str, Any]:
     return {**ODD[family], **{key: value for key, value in everywhere.items() if key in known}}
 
 
-@pytest.mark.parametrize("family", known_families())
+@pytest.mark.parametrize("family", ODD)
 @torch.no_grad()
 def test_every_field_comes_back(family: str, tmp_path: Path, measured: Note) -> None:
     """Case C13: no field is lost or changed on its way through."""
@@ -530,6 +534,63 @@ def test_llama3_factor_is_read(folder_of: Folders) -> None:
     """Case L03: factor 8 and factor 32 are different models."""
     ids = tiny.ids(1, 24)
     assert apart(*(open_folder(folder_of(f"llama3-factor-{factor}"))(ids) for factor in (8, 32))) > 0.5
+
+
+@pytest.mark.parametrize("name", ["llama3-narrow-band", "llama3-wide-band"])
+@torch.no_grad()
+def test_llama3_band_is_read(name: str, folder_of: Folders) -> None:
+    """Either edge at its usual place would show."""
+    ids = tiny.ids(1, 40)
+    stated = open_folder(folder_of(name))(ids)
+    for key, usual in (("low_freq_factor", 1.0), ("high_freq_factor", 4.0)):
+        values = tiny.config(name)
+        values["rope_parameters"][key] = usual
+        assert apart(tiny.transformer(values)(ids), stated) > 0.01
+
+
+def test_falcon_slopes_are_rounded() -> None:
+    """The row of twelve heads sees it: bfloat16 holds powers of two as they are."""
+    slopes = {n: alibi_slopes(n, AlibiBias(scaled=True, half=True)) for n in (6, 8, 12)}
+    shown = {n: not torch.equal(one.bfloat16().float(), one) for n, one in slopes.items()}
+    assert shown == {6: False, 8: False, 12: True}
+    assert tiny.CASES["falcon-rw-twelve"]["num_attention_heads"] == 12
+
+
+# Tensors of masks that older versions of transformers stored, by the family's row.
+STORED_MASKS = {
+    "gpt2": "transformer.h.{}.attn",
+    "gptj": "transformer.h.{}.attn",
+    "gpt-neox": "gpt_neox.layers.{}.attention",
+}
+
+
+@pytest.mark.parametrize("name", STORED_MASKS)
+@torch.no_grad()
+def test_a_mask_in_a_checkpoint_decides_nothing(name: str, folder_of: Folders, tmp_path: Path) -> None:
+    """Case M08: as Booleans, whole numbers, 0 and 1, or 0 and −inf: the same logits, and none is written again."""
+    tensors, ids = load_file(folder_of(name) / "model.safetensors"), tiny.ids(2, 20)
+    plain = open_folder(folder_of(name))(ids)
+    may = torch.ones(64, 64).tril().bool()[None, None]
+    added = torch.zeros(may.shape).masked_fill(~may, float("-inf"))
+    for kind, mask in {"bool": may, "int": may.long(), "float": may.float(), "added": added}.items():
+        stored = {f"{STORED_MASKS[name].format(i)}.bias": mask.clone() for i in range(3)}
+        stored |= {f"{STORED_MASKS[name].format(i)}.masked_bias": torch.tensor(-1e4) for i in range(3)}
+        folder = tmp_path / kind
+        folder.mkdir()
+        (folder / "config.json").write_bytes((folder_of(name) / "config.json").read_bytes())
+        save_file(tensors | stored, folder / "model.safetensors", {"format": "pt"})
+        model = open_folder(folder)
+        assert torch.equal(model(ids), plain)
+        save_folder(model, folder / "copy")
+        assert load_file(folder / "copy" / "model.safetensors").keys() == tensors.keys()
+
+
+@pytest.mark.parametrize("name", tiny.FAMILIES)
+def test_a_model_holds_parameters_only(name: str) -> None:
+    """Case M08: no mask, nor anything else that is not learned, lies in a model or goes to a file with it."""
+    model = tiny.transformer(name)
+    assert not dict(model.named_buffers())
+    assert model.state_dict().keys() == dict(model.named_parameters(remove_duplicate=False)).keys()
 
 
 @pytest.mark.parametrize("name", tiny.FAMILIES)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -92,13 +94,17 @@ def test_gemma_gguf(gemma3_gguf: Tokenizer, opened: Any):
     assert gemma3_gguf.adds_bos
 
 
-def test_smollm2_gguf(smollm2: Tokenizer):
+def published_smollm2(smollm2: Tokenizer) -> tokenizers.Tokenizer:
     """Its published pipeline: every digit alone, then GPT-2's pattern."""
     reference = tokenizers.Tokenizer(smollm2.backend.model)
     reference.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    same(smollm2.encode_batch(TEXTS), [e.ids for e in reference.encode_batch(TEXTS)])
+    return reference
+
+
+def test_smollm2_gguf(smollm2: Tokenizer):
+    same(smollm2.encode_batch(TEXTS), [e.ids for e in published_smollm2(smollm2).encode_batch(TEXTS)])
     assert (smollm2.bos_id, smollm2.eos_ids, smollm2.pad_id, smollm2.adds_bos) == (1, (2, 0), 2, False)
     # The vocabulary lacks some bytes altogether, and what it lacks is lost, in every implementation.
     have = {smollm2.token_bytes(i) for i in range(smollm2.vocab_size)}
@@ -209,8 +215,74 @@ def test_t03_smollm2(smollm2: Tokenizer):
     assert talk[1]["content"] in smollm2.decode(ids)
 
 
-@pytest.mark.parametrize("char", ["a", "^", " ", "\n", "あ"])
-def test_t05_one_character_a_hundred_thousand_times(smollm2: Tokenizer, gemma3_gguf: Tokenizer, char: str):
-    for tokenizer in (smollm2, gemma3_gguf):
-        text = char * 100_000
-        assert tokenizer.decode(tokenizer.encode(text)) == text
+# ---- case T05: one character, a hundred thousand and a million times --------------------------------------------------
+
+ONE_CHARACTER = ["a", "^", " ", "\n", "あ"]
+GGUFS = ("smollm2", "gemma3_gguf")
+
+
+@pytest.fixture(params=[*GGUFS, *NAMES])
+def two(request: pytest.FixtureRequest, opened: Any) -> tuple[Tokenizer, tokenizers.Tokenizer]:
+    """A tokenizer of ours, and the library's with the published pipeline."""
+    if request.param in NAMES:
+        return opened(request.param)[:2]
+    ours = request.getfixturevalue(request.param)
+    return ours, published_smollm2(ours) if request.param == "smollm2" else opened("gemma3")[1]
+
+
+@pytest.mark.parametrize("char", ONE_CHARACTER)
+@pytest.mark.parametrize("n", [100_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+def test_t05_ids_of_one_character(two: tuple[Tokenizer, tokenizers.Tokenizer], char: str, n: int):
+    ours, reference = two
+    ids = ours.encode(char * n)
+    assert ids == reference.encode(char * n).ids
+    assert ours.decode(ids) == char * n
+
+
+# A process of its own, where every byte counts, whoever asked for it: the library is native code.
+MEASURE = """
+import sys, time
+from pathlib import Path
+from cutaway.tokenizers import from_folder, from_gguf
+from cutaway.formats.gguf import GgufFile
+
+def memory(word):
+    line = next(line for line in open("/proc/self/status") if line.startswith(word))
+    return int(line.split()[1]) / 1024
+
+path = Path(sys.argv[1])
+if path.is_dir():
+    tokenizer = from_folder(path)
+else:
+    with GgufFile(path) as file:
+        tokenizer = from_gguf(file.metadata, file.type_of)
+tokenizer.decode(tokenizer.encode("Once"))
+open("/proc/self/clear_refs", "w").write("5")  # the peak is measured from here
+before, took = memory("VmRSS"), {}
+for n in (500_000, 1_000_000):
+    for char in sys.argv[2:]:
+        start = time.process_time()
+        assert tokenizer.decode(tokenizer.encode(char * n)) == char * n
+        took[char, n] = time.process_time() - start
+    print(memory("VmHWM") - before)
+print({char: round(took[char, 1_000_000] / took[char, 500_000], 2) for char in sys.argv[2:]})
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured as Linux tells it")
+@pytest.mark.parametrize("name", ["smollm2", *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES)])
+def test_t05_memory(name: str, request: pytest.FixtureRequest):
+    """A million characters there and back: the right text, and no more than a straight line in memory.
+
+    Measured: 100 (Llama 2) to 340 MB (SmolLM2, whose three bytes of あ are two tokens). How time grows is printed.
+    """
+    folders = request.getfixturevalue("real_tokenizer")
+    path = request.getfixturevalue("smollm2_path") if name == "smollm2" else folders(name)
+    command = [sys.executable, "-c", MEASURE, str(path), *ONE_CHARACTER]
+    run = subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
+    assert run.returncode == 0, run.stderr
+    half, whole, times = run.stdout.splitlines()
+    print(f"{name}: {float(half):.0f} and {float(whole):.0f} MB; time(2n) / time(n): {times}")
+    longest = max(len(char.encode()) for char in ONE_CHARACTER)  # bytes, which are millions of them, or half as many
+    for peak, millions in ((half, longest / 2), (whole, longest)):
+        assert float(peak) < 32 + 160 * millions

@@ -67,6 +67,12 @@ def _llama3(factor: float) -> dict[str, Any]:
     )
 
 
+def _llama3_band(low: float, high: float) -> dict[str, Any]:
+    """Wavelengths of 6, 10, 17, 27, 44, 73, 118 and 193 on both sides of the band 64 / high … 64 / low, and in it."""
+    band = {"low_freq_factor": low, "high_freq_factor": high, "original_max_position_embeddings": 64}
+    return _llama(head_dim=16, **_rope("llama3", 50.0, factor=8.0, **band))
+
+
 def _mistral(**options: Any) -> dict[str, Any]:
     return {"model_type": "mistral", **SIZES, **_rope("default", 900.0), **options}
 
@@ -137,8 +143,10 @@ def _falcon(**options: Any) -> dict[str, Any]:
     return {"model_type": "falcon", **sizes, **({} if "alibi" in options else _rope("default", 3000.0)), **options}
 
 
-# Heads of 8, and so many that their ALiBi slopes are no plain powers.
+# Heads of 8, and so many that their ALiBi slopes are no plain powers: of six still powers of two, which bfloat16 holds
+# as they are, of twelve odd powers of the root of two, which it rounds.
 SIX = {"hidden_size": 48, "num_attention_heads": 6}
+TWELVE = {"hidden_size": 96, "num_attention_heads": 12}
 _RW = {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True, **SIX}
 
 
@@ -198,9 +206,12 @@ CASES: dict[str, dict[str, Any]] = {
     "llama-biases": _llama(attention_bias=True, mlp_bias=True, hidden_act="gelu"),
     "llama-mha": _llama(num_key_value_heads=4, hidden_act="gelu_pytorch_tanh"),
     "llama-mqa": _llama(num_key_value_heads=1, head_dim=16, hidden_act="relu"),
+    "llama-relu2": _llama(hidden_act="relu2"),
     "llama-linear": _llama(**_rope("linear", factor=4.0)),
     "llama3-factor-8": _llama3(8.0),
     "llama3-factor-32": _llama3(32.0),
+    "llama3-narrow-band": _llama3_band(2.0, 3.0),
+    "llama3-wide-band": _llama3_band(0.5, 8.0),
     "llama-yarn": _yarn(),
     "llama-yarn-attention-factor": _yarn(attention_factor=1.0),
     "llama-yarn-mscale": _yarn(factor=16.0, mscale=1.0, mscale_all_dim=1.0),
@@ -293,6 +304,7 @@ CASES: dict[str, dict[str, Any]] = {
     "falcon-11b": _falcon(new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1, bias=True),
     "falcon-rw": _falcon(**_RW),
     "falcon-rw-power-of-two": _falcon(**{**_RW, "num_attention_heads": 8, "hidden_size": 64}),
+    "falcon-rw-twelve": _falcon(**{**_RW, **TWELVE}),
     "falcon-alibi-7b": _falcon(alibi=True, **SIX),
     "bloom": _bloom(),
     "bloom-power-of-two": _bloom(n_head=4, layer_norm_epsilon=1e-3, slow_but_exact=True),
@@ -329,7 +341,9 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt2": _gpt2(),
     "gpt2-inverse-layer": _gpt2(scale_attn_by_inverse_layer_idx=True, activation_function="gelu"),
     "gpt2-unscaled": _gpt2(scale_attn_weights=False, activation_function="relu"),
-    "gpt2-unscaled-inverse-layer": _gpt2(scale_attn_weights=False, scale_attn_by_inverse_layer_idx=True),
+    "gpt2-unscaled-inverse-layer": _gpt2(
+        scale_attn_weights=False, scale_attn_by_inverse_layer_idx=True, activation_function="relu2"
+    ),
     "gpt2-inner": _gpt2(n_inner=48, layer_norm_epsilon=1e-3, activation_function="silu"),
     "gpt2-untied": _gpt2(tie_word_embeddings=False, activation_function="gelu_pytorch_tanh"),
 }

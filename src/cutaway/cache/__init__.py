@@ -8,6 +8,7 @@ its bundle of tensors, and the block does pure tensor work with it.
 from cutaway.cache.base import Cache, LayerView
 from cutaway.cache.build import new_cache
 from cutaway.cache.contiguous import ContiguousStore
+from cutaway.cache.cross import CrossView, Source
 from cutaway.cache.mask import MaskKind, MaskPlan, allowed
 from cutaway.cache.passing import NoCache
 from cutaway.cache.sliding import SlidingStore
@@ -16,11 +17,13 @@ from cutaway.cache.stored import StoredCache
 __all__ = [
     "Cache",
     "ContiguousStore",
+    "CrossView",
     "LayerView",
     "MaskKind",
     "MaskPlan",
     "NoCache",
     "SlidingStore",
+    "Source",
     "StoredCache",
     "allowed",
     "new_cache",

@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from cutaway.cache.cross import CrossView
 from cutaway.cache.mask import MaskPlan
 from cutaway.shapes import KeyByHead
 
@@ -45,6 +46,10 @@ class Cache(Protocol):
 
     def layer(self, index: int) -> LayerView:
         """The bundle for layer ``index`` in the pass that was begun."""
+        ...
+
+    def cross(self, index: int) -> CrossView | None:
+        """What that layer may read of its source, or None where there is no source."""
         ...
 
     def select(self, rows: list[int]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from cutaway.cache.contiguous import ContiguousStore
+from cutaway.cache.cross import Source
 from cutaway.cache.sliding import SlidingStore
 from cutaway.cache.stored import Store, StoredCache
 from cutaway.spec import AttentionSpec, MaskRule, StackSpec
@@ -20,6 +21,7 @@ def new_cache(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     sliding: bool = True,
+    source: Source | None = None,
 ) -> StoredCache:
     """An empty cache for a stack.
 
@@ -29,6 +31,7 @@ def new_cache(
         capacity: tokens of a row that fit before the buffers grow.
         dtype, device: of keys and values; the model's own.
         sliding: give layers with a window a ring; False keeps every token of every layer.
+        source: what the layers read of an encoder; it is selected from with the rest.
     """
     device = torch.device(device)
     groups: dict[int | None, list[AttentionSpec]] = {}
@@ -46,4 +49,4 @@ def new_cache(
         for window, layers in groups.items()
     }
     places = [(stores[window], index, rule) for window, index, rule in where]
-    return StoredCache(list(stores.values()), places, batch)
+    return StoredCache(list(stores.values()), places, batch, source)

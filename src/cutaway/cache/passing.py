@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cutaway.cache.cross import CrossView, Source
 from cutaway.cache.mask import MaskPlan, plan_mask
 from cutaway.spec import MaskRule
 
@@ -28,9 +29,11 @@ class NoCache:
     Args:
         rules: each layer's mask rule.
         device: where the model lives.
+        source: what an encoder has read for each row, if the layers look at that.
     """
 
-    def __init__(self, rules: list[MaskRule], device: torch.device) -> None:
+    def __init__(self, rules: list[MaskRule], device: torch.device, source: Source | None = None) -> None:
+        self._source = source
         self._rules = rules
         self._device = device
         self._views: dict[MaskRule, PassingView] = {}
@@ -42,6 +45,8 @@ class NoCache:
 
     def begin(self, positions: Tensor, segments: Tensor | None = None) -> None:
         """Plan each distinct rule once."""
+        if self._source is not None:
+            self._source.begin(positions, segments)
         self._views = {
             rule: PassingView(plan_mask(rule, positions, positions, segments, segments, self._device))
             for rule in set(self._rules)
@@ -50,6 +55,10 @@ class NoCache:
     def layer(self, index: int) -> PassingView:
         """The plan of this layer's rule."""
         return self._views[self._rules[index]]
+
+    def cross(self, index: int) -> CrossView | None:
+        """What this layer may read of its source."""
+        return None if self._source is None else self._source.view(index)
 
     def select(self, rows: list[int]) -> None:
         """Nothing to select from."""

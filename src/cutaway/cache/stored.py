@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from cutaway.cache.cross import CrossView, Source
 from cutaway.cache.mask import MaskPlan
 from cutaway.cache.slots import SlotView
 from cutaway.spec import MaskRule
@@ -30,10 +31,18 @@ class StoredCache:
         stores: the distinct stores.
         places: for each layer its store, its index in that store, and its mask rule.
         batch: rows.
+        source: what an encoder has read for each row, if the layers look at that.
     """
 
-    def __init__(self, stores: list[Store], places: list[tuple[Store, int, MaskRule]], batch: int) -> None:
+    def __init__(
+        self,
+        stores: list[Store],
+        places: list[tuple[Store, int, MaskRule]],
+        batch: int,
+        source: Source | None = None,
+    ) -> None:
         self._stores = stores
+        self._source = None if source is None else source.copy()
         self._places = places
         self._lengths = [0] * batch
         self._plans: list[dict[MaskRule, MaskPlan]] = []
@@ -46,7 +55,7 @@ class StoredCache:
     @property
     def nbytes(self) -> int:
         """Bytes that keys and values take."""
-        return sum(store.nbytes for store in self._stores)
+        return sum(store.nbytes for store in self._stores) + (0 if self._source is None else self._source.nbytes)
 
     def begin(self, positions: Tensor, segments: Tensor | None = None) -> None:
         """Reserve slots and plan masks in every store."""
@@ -54,6 +63,8 @@ class StoredCache:
             store.begin(positions, segments, {rule for owner, _, rule in self._places if owner is store})
             for store in self._stores
         ]
+        if self._source is not None:
+            self._source.begin(positions, segments)
         fresh = (positions >= 0).sum(1).tolist()
         self._lengths = [length + more for length, more in zip(self._lengths, fresh, strict=True)]
 
@@ -62,10 +73,16 @@ class StoredCache:
         store, place, rule = self._places[index]
         return store.view(place, self._plans[self._stores.index(store)][rule])
 
+    def cross(self, index: int) -> CrossView | None:
+        """What layer ``index`` may read of its source."""
+        return None if self._source is None else self._source.view(index)
+
     def select(self, rows: list[int]) -> None:
         """Keep these rows, in this order; a row may be taken twice."""
         for store in self._stores:
             store.select(rows)
+        if self._source is not None:
+            self._source.select(rows)
         self._lengths = [self._lengths[row] for row in rows]
 
     def rewind(self, lengths: list[int]) -> list[int]:

@@ -12,7 +12,7 @@ import torch
 from cutaway.checkpoints.folder import FolderSource, read_config
 from cutaway.checkpoints.gguf import GgufSource, read_gguf
 from cutaway.checkpoints.resolve import Resolved
-from cutaway.checkpoints.weights import compare_names, fill
+from cutaway.checkpoints.weights import PlainNames, compare_names, fill
 from cutaway.errors import RequestError
 from cutaway.formats.gguf_names import gguf_rules
 from cutaway.formats.gguf_split import open_gguf
@@ -82,9 +82,10 @@ def load_checkpoint(
     if number is None:
         stored = DTYPES.get(str(config.get("dtype", config.get("torch_dtype"))), torch.float32)
         number = torch.float32 if target.type == "cpu" else stored
-    rules = family.rules(spec)
     source = FolderSource(resolved.path, mmap)
     try:
+        spec = family.settle(spec, PlainNames(source, family.base_prefix))
+        rules = family.rules(spec)
         # A config may claim thousands of layers: nothing is built for any that have no tensors.
         compare_names(rules, source, path=str(resolved.path), base_prefix=family.base_prefix)
         with torch.device("meta"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from cutaway.checkpoints.folder import UNFINISHED
 from cutaway.checkpoints.load import DTYPES, Checkpoint
+from cutaway.checkpoints.sentence import FILES
 from cutaway.errors import ConfigError, RequestError, StorageError
 from cutaway.families import Family, family_of
 from cutaway.formats.config import ConfigReader
@@ -26,7 +28,16 @@ from cutaway.spec.serial import difference
 COMPANIONS = (
     "generation_config.json",
     "tokenizer.json",
+    "tokenizer.model",
     "tokenizer_config.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "source.spm",
+    "target_vocab.json",
+    "target.spm",
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
@@ -42,6 +53,7 @@ def save_folder(
     source: Checkpoint | None = None,
     companions: Mapping[str, bytes] | None = None,
     *,
+    also: Mapping[str, bytes] | None = None,
     own: bool = False,
     verify: bool = True,
 ) -> None:
@@ -55,6 +67,7 @@ def save_folder(
         folder: made if need be.
         source: the checkpoint it was loaded from.
         companions: the files of tokenizer and settings, where the source has none to copy.
+        also: files that are written in any case: what is said of sentence vectors.
         own: in our own format rather than that of the model's family.
         verify: read the weights back and compare every bit before they take their name.
 
@@ -89,7 +102,7 @@ def save_folder(
     with contextlib.ExitStack() as renames:
         file = renames.enter_context(atomic_write(folder / "config.json"))
         file.write(json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False).encode() + b"\n")
-        stale = _write_companions(renames, folder, source, companions or {})
+        stale = _write_companions(renames, folder, source, companions or {}, also or {})
         save_sharded(folder, tensors, verify=verify, ready=mark)
     for path in stale:
         path.unlink(missing_ok=True)
@@ -97,16 +110,34 @@ def save_folder(
 
 
 def _write_companions(
-    renames: contextlib.ExitStack, folder: Path, source: Checkpoint | None, companions: Mapping[str, bytes]
+    renames: contextlib.ExitStack,
+    folder: Path,
+    source: Checkpoint | None,
+    companions: Mapping[str, bytes],
+    also: Mapping[str, bytes],
 ) -> list[Path]:
     """Copy or write them, and name those of another model that lie there."""
+    same = False
     if source is not None and source.path.is_dir():
-        if source.path.resolve() == folder.resolve():
-            return []
+        same = source.path.resolve() == folder.resolve()
         companions = {name: (source.path / name).read_bytes() for name in COMPANIONS if (source.path / name).is_file()}
-    for name, data in companions.items():
+    for name, data in {**({} if same else companions), **also}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         renames.enter_context(atomic_write(folder / name)).write(data)
-    return [folder / name for name in COMPANIONS if name not in companions]
+    return [folder / name for name in (*COMPANIONS, *FILES) if name not in {**companions, **also}]
+
+
+class _Names:
+    """What a save will store, by name."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+
+    def names(self) -> list[str]:
+        return self._names
+
+    def read(self, name: str) -> torch.Tensor:
+        raise LookupError(name)  # a config that contradicts its tensors is not one that we wrote
 
 
 def config_of(family: Family, spec: ModelSpec) -> dict[str, Any]:
@@ -118,10 +149,20 @@ def config_of(family: Family, spec: ModelSpec) -> dict[str, Any]:
     hint = f"save(model, path, format={OWN!r}) holds any model"
     try:
         config = family.config(spec)
+        names = [name for rule in family.rules(spec) if rule.ours for name in rule.theirs]
     except (AssertionError, AttributeError, LookupError, StopIteration) as error:
         what = f"is no {family.model_type} model"
         raise ConfigError(what, field="/family", got=spec.family, hint=hint) from error
-    lost = difference(spec, family.read(ConfigReader(config, ignore=[key for key, _ in spec.kept])))
+
+    def again() -> ModelSpec:
+        read = family.read(ConfigReader(config, ignore=[key for key, _ in spec.kept]))
+        return family.settle(read, _Names(names))
+
+    lost = difference(spec, again())
+    if lost is not None:  # what was kept may be of another head than the model has by now: the spec has the last word
+        config |= family.write(spec)
+        back = again()
+        lost = difference(replace(spec, kept=back.kept), back)
     if lost is not None:
         at, ours, theirs = lost
         raise ConfigError(

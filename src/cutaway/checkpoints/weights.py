@@ -26,6 +26,22 @@ class TensorSource(Protocol):
     def read(self, name: str) -> Tensor: ...
 
 
+class PlainNames:
+    """A source's tensors under the names that rules give them."""
+
+    def __init__(self, source: TensorSource, base_prefix: str = "") -> None:
+        self._source = source
+        self._stored = by_plain_name(source.names(), base_prefix)
+
+    def names(self) -> list[str]:
+        """Every tensor."""
+        return [*self._stored]
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, as stored."""
+        return self._source.read(self._stored[name])
+
+
 def fill(
     model: Transformer,
     rules: Sequence[WeightRule],
@@ -109,7 +125,10 @@ def by_plain_name(names: Iterable[str], base_prefix: str) -> dict[str, str]:
     if base_prefix and not any(name.startswith(base_prefix) for name in stripped):
         # A head beside a bare body keeps its own name.
         stripped = {name if name.startswith("lm_head") else base_prefix + name: full for name, full in stripped.items()}
-    return stripped
+    # A norm's weight and shift as they were called at first; where both names are there, the old one is a stranger.
+    today = {name: name.replace("LayerNorm.gamma", "LayerNorm.weight") for name in stripped}
+    today = {name: new.replace("LayerNorm.beta", "LayerNorm.bias") for name, new in today.items()}
+    return {name if today[name] in stripped else today[name]: full for name, full in stripped.items()}
 
 
 def _listed(kind: str, names: list[str], width: int) -> str:

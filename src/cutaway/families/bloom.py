@@ -85,7 +85,7 @@ def write(spec: ModelSpec) -> dict[str, Any]:
         "hidden_dropout": block.branches[0].dropout,
         "attention_dropout": block.attention.dropout,
         "apply_residual_connection_post_layernorm": False,
-        "tie_word_embeddings": spec.head.tied,
+        "tie_word_embeddings": spec.lm.tied,
     }
 
 
@@ -118,7 +118,7 @@ def bloom_rules(spec: ModelSpec, norms: dict[str, str] | None = None) -> list[We
             stored = (f"{at}.self_attention.query_key_value.{kind}",)
             out.append(Fuse(qkv, stored, n_rows, groups=body.n_kv_heads))
     out += [rename(f"decoder.norm.{kind}", f"transformer.ln_f.{kind}") for kind in kinds]
-    if spec.head.tied:
+    if spec.lm.tied:
         return [*out, Tie(("lm_head.weight",), same_as="embed.tokens")]
     return [*out, rename("head.weight", "lm_head.weight")]
 

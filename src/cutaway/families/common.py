@@ -13,6 +13,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "relu": "relu",
+    "relu2": "relu2",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
@@ -21,6 +22,7 @@ ACTIVATIONS: dict[str, Activation] = {
 ACTIVATION_NAMES: dict[Activation, str] = {
     "silu": "silu",
     "relu": "relu",
+    "relu2": "relu2",
     "gelu": "gelu",
     "gelu_tanh": "gelu_pytorch_tanh",
 }
@@ -107,7 +109,7 @@ def write_sizes(spec: ModelSpec) -> dict[str, Any]:
         "intermediate_size": mlp.d_ff,
         "max_position_embeddings": spec.max_positions,
         "attention_dropout": attention.dropout,
-        "tie_word_embeddings": spec.head.tied,
+        "tie_word_embeddings": spec.lm.tied,
     }
 
 
@@ -160,7 +162,7 @@ NORM_NAMES = {
 }
 
 
-def layer_rules(block: BlockSpec, i: int, at: str, names: dict[str, str]) -> list[WeightRule]:
+def layer_rules(block: BlockSpec, i: int, at: str, names: dict[str, str], stack: str = "decoder") -> list[WeightRule]:
     """Parts of layer ``i`` under other names, each with its bias where the spec says that it has one.
 
     Args:
@@ -168,10 +170,11 @@ def layer_rules(block: BlockSpec, i: int, at: str, names: dict[str, str]) -> lis
         i: its number.
         at: what its tensors' names start with.
         names: our part → its name there.
+        stack: whose layer.
     """
     biased = with_bias(block)
     return [
-        rename(f"decoder.layers.{i}.branches.{ours}.{kind}", f"{at}.{theirs}.{kind}")
+        rename(f"{stack}.layers.{i}.branches.{ours}.{kind}", f"{at}.{theirs}.{kind}")
         for ours, theirs in names.items()
         for kind in (("weight", "bias") if ours in biased else ("weight",))
     ]
@@ -219,10 +222,10 @@ def llama_rules(spec: ModelSpec, norms: dict[str, str] | None = None) -> list[We
     rules.append(rename("decoder.norm.weight", "model.norm.weight"))
     if spec.decoder.norm is not None and spec.decoder.norm.bias:
         rules.append(rename("decoder.norm.bias", "model.norm.bias"))
-    if spec.head.tied:
+    if spec.lm.tied:
         rules.append(Tie(("lm_head.weight",), same_as="embed.tokens"))
     else:
         rules.append(rename("head.weight", "lm_head.weight"))
-    if spec.head.bias:
+    if spec.lm.bias:
         rules.append(rename("head.bias", "lm_head.bias"))
     return rules

@@ -139,7 +139,7 @@ def write(spec: ModelSpec) -> dict[str, Any]:
         "alibi": attention.rotary is None,
         NEW: not old,
         "parallel_attn": block.parallel,
-        "tie_word_embeddings": spec.head.tied,
+        "tie_word_embeddings": spec.lm.tied,
         **form,
     }
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+
+from torch import Tensor
 
 from cutaway.formats.config import ConfigReader
 from cutaway.formats.rules import WeightRule
@@ -33,6 +35,13 @@ class GgufForm:
     factors: bool = False
 
 
+class Stored(Protocol):
+    """Tensors of a file, under the names that rules give them."""
+
+    def names(self) -> list[str]: ...
+    def read(self, name: str) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class Family:
     """A family: config → spec → config, and tensors → tensors.
@@ -45,6 +54,7 @@ class Family:
         rules: the tensors of a Hugging Face folder.
         base_prefix: what names start with unless the body was saved without its head.
         gguf: its form in GGUF, if it has one.
+        settle: what a folder's tensors say of a spec where its config leaves something open.
     """
 
     model_type: str
@@ -54,6 +64,7 @@ class Family:
     rules: Callable[[ModelSpec], list[WeightRule]]
     base_prefix: str = "model."
     gguf: GgufForm | None = None
+    settle: Callable[[ModelSpec, Stored], ModelSpec] = lambda spec, stored: spec
 
     def config(self, spec: ModelSpec) -> dict[str, Any]:
         """The whole config of a spec, with what was kept. ``read(config(spec)) == spec``."""

@@ -105,7 +105,7 @@ def write(spec: ModelSpec) -> dict[str, Any]:
         "rope_parameters": write_rotary(attention.rotary),
         "query_pre_attn_scalar": round(attention.score_scale**-2),
         "attn_logit_softcapping": attention.soft_cap,
-        "final_logit_softcapping": spec.head.soft_cap,
+        "final_logit_softcapping": spec.lm.soft_cap,
     }
 
 

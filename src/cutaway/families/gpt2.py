@@ -105,7 +105,7 @@ def write(spec: ModelSpec) -> dict[str, Any]:
         "attn_pdrop": attention.dropout,
         "scale_attn_weights": scales[0] != 1.0,
         "scale_attn_by_inverse_layer_idx": len(scales) > 1 and scales[1] != scales[0],
-        "tie_word_embeddings": spec.head.tied,
+        "tie_word_embeddings": spec.lm.tied,
     }
 
 
@@ -129,7 +129,7 @@ def rules(spec: ModelSpec) -> list[WeightRule]:
         # Older files carry the causal mask as a tensor.
         out += [Drop((f"{theirs}.attn.bias",)), Drop((f"{theirs}.attn.masked_bias",))]
     out += [rename(f"decoder.norm.{kind}", f"transformer.ln_f.{kind}") for kind in ("weight", "bias")]
-    if spec.head.tied:
+    if spec.lm.tied:
         return [*out, Tie(("lm_head.weight",), same_as="embed.tokens")]
     return [*out, rename("head.weight", "lm_head.weight")]
 

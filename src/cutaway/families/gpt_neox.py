@@ -125,7 +125,7 @@ def rules(spec: ModelSpec) -> list[WeightRule]:
         # Older files carry the causal mask and the rotary speeds as tensors.
         out += [Drop((f"{at}.attention.{name}",)) for name in ("bias", "masked_bias", "rotary_emb.inv_freq")]
     out += [rename(f"decoder.norm.{kind}", f"gpt_neox.final_layer_norm.{kind}") for kind in ("weight", "bias")]
-    if spec.head.tied:
+    if spec.lm.tied:
         return [*out, Tie(("embed_out.weight",), same_as="embed.tokens")]
     return [*out, rename("head.weight", "embed_out.weight")]
 

@@ -90,7 +90,7 @@ def write(spec: ModelSpec) -> dict[str, Any]:
         "resid_pdrop": block.branches[0].dropout,
         "embd_pdrop": spec.embedding.dropout,
         "attn_pdrop": attention.dropout,
-        "tie_word_embeddings": spec.head.tied,
+        "tie_word_embeddings": spec.lm.tied,
     }
 
 
@@ -110,7 +110,7 @@ def rules(spec: ModelSpec) -> list[WeightRule]:
         out += [Drop((f"transformer.h.{i}.attn.{name}",)) for name in ("bias", "masked_bias")]
     out += [rename(f"decoder.norm.{kind}", f"transformer.ln_f.{kind}") for kind in ("weight", "bias")]
     out.append(rename("head.bias", "lm_head.bias"))
-    if spec.head.tied:
+    if spec.lm.tied:
         return [*out, Tie(("lm_head.weight",), same_as="embed.tokens")]
     return [*out, rename("head.weight", "lm_head.weight")]
 

@@ -66,7 +66,7 @@ def write(spec: ModelSpec) -> dict[str, Any]:
         "attention_multiplier": attention.score_scale,
         "residual_multiplier": spec.decoder.layers[0].branches[0].scale,
         "embedding_multiplier": spec.embedding.scale,
-        "logits_scaling": 1.0 / spec.head.scale,
+        "logits_scaling": 1.0 / spec.lm.scale,
     }
 
 

@@ -87,10 +87,10 @@ def write(spec: ModelSpec) -> dict[str, Any]:
         "expansion_ratio": mlp.d_ff // spec.d_model,
         "max_seq_len": spec.max_positions,
         "layer_norm_epsilon": first_norm(spec).eps,
-        "logit_scale": None if spec.head.scale == 1.0 else spec.head.scale,
+        "logit_scale": None if spec.lm.scale == 1.0 else spec.lm.scale,
         "no_bias": True,
         "embedding_fraction": 1.0,
-        "tie_word_embeddings": spec.head.tied,
+        "tie_word_embeddings": spec.lm.tied,
         "attn_config": {
             "attn_type": "multihead_attention",
             "alibi": True,
@@ -122,7 +122,7 @@ def rules(spec: ModelSpec) -> list[WeightRule]:
         qkv = tuple(f"decoder.layers.{i}.branches.attn.body.{name}.weight" for name in "qkv")
         out.append(Fuse(qkv, (f"{at}.attn.Wqkv.weight",), (spec.d_model,) * 3))
     out.append(rename("decoder.norm.weight", "transformer.norm_f.weight"))
-    if spec.head.tied:
+    if spec.lm.tied:
         return [*out, Tie(("lm_head.weight",), same_as="embed.tokens")]
     return [*out, rename("head.weight", "lm_head.weight")]
 

@@ -98,7 +98,7 @@ def rules(spec: ModelSpec) -> list[WeightRule]:
         out.append(Drop((f"model.layers.{i}.self_attn.rotary_emb.inv_freq",)))
     out += [rename(f"decoder.norm.{kind}", f"model.final_layernorm.{kind}") for kind in ("weight", "bias")]
     out.append(rename("head.bias", "lm_head.bias"))
-    if spec.head.tied:
+    if spec.lm.tied:
         return [*out, Tie(("lm_head.weight",), same_as="embed.tokens")]
     return [*out, rename("head.weight", "lm_head.weight")]
 

@@ -9,7 +9,10 @@ from cutaway.families.family import Family
 
 # model_type → file
 _FILES = {
+    "bart": "bart",
+    "bert": "bert",
     "bloom": "bloom",
+    "distilbert": "distilbert",
     "falcon": "falcon",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
@@ -18,8 +21,10 @@ _FILES = {
     "gptj": "gptj",
     "granite": "granite",
     "llama": "llama",
+    "marian": "marian",
     "mistral": "mistral",
     "mixtral": "mixtral",
+    "modernbert": "modernbert",
     "mpt": "mpt",
     "olmo2": "olmo2",
     "phi": "phi",
@@ -27,8 +32,10 @@ _FILES = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3_moe",
+    "roberta": "roberta",
     "smollm3": "smollm3",
     "stablelm": "stablelm",
+    "t5": "t5",
 }
 _OWN = {"cutaway": "cutaway"}  # our own format, which holds a model of any family
 # general.architecture of a GGUF → model_type

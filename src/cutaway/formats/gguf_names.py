@@ -51,7 +51,7 @@ def gguf_rules(spec: ModelSpec, parameters: list[str], altered: list[WeightRule]
         _, _, i, _, rest = name.split(".", 4)
         what, kind = rest.rsplit(".", 1)
         rules.append(rename(name, f"blk.{i}.{IN_LAYER[what]}.{kind}"))
-    if spec.head.tied:
+    if spec.lm.tied:
         rules.append(Tie(("output.weight",), same_as="embed.tokens"))
     rules += [Drop((f"blk.{i}.attn_rot_embd.weight",)) for i in range(spec.n_layers)]
     return [*rules, Drop(("rope_freqs.weight",))]  # read with the metadata

@@ -109,6 +109,22 @@ class Stack:
 
 
 @dataclass(frozen=True)
+class Row:
+    """A vector stored as a matrix of one row (the shift of BART's logits)."""
+
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+
+    def load(self, stored: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The row."""
+        return (stored[0].squeeze(0),)
+
+    def save(self, own: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """As a matrix."""
+        return (own[0][None],)
+
+
+@dataclass(frozen=True)
 class Interleave:
     """Rotary pairs stored side by side (2j, 2j + 1) where ours stand half a head apart (j, j + half).
 
@@ -185,8 +201,8 @@ class Drop:
         return ()
 
 
-AnyRule = TypeVar("AnyRule", Rename, Transpose, Fuse, Stack, Interleave, Offset, Tie, Drop)
-WeightRule = Rename | Transpose | Fuse | Stack | Interleave | Offset | Tie | Drop
+AnyRule = TypeVar("AnyRule", Rename, Transpose, Fuse, Stack, Row, Interleave, Offset, Tie, Drop)
+WeightRule = Rename | Transpose | Fuse | Stack | Row | Interleave | Offset | Tie | Drop
 
 
 def at_layer(rule: AnyRule, i: int) -> AnyRule:

@@ -37,7 +37,8 @@ class CompiledBlock:
     def __call__(self, x: Tensor, inputs: LayerInputs, tap: Tap | None = None) -> Tensor:
         """As :meth:`Block.forward`."""
         plan = inputs.view.plan
-        pairs = plan.queries.numel() * plan.keys.shape[1] * self._block.spec.attention.n_heads
+        most = max(plan.keys.shape[1], 0 if inputs.cross is None else inputs.cross.plan.keys.shape[1])
+        pairs = plan.queries.numel() * most * self._block.spec.attention.n_heads
         routed = any(isinstance(branch.body, MoeSpec) for branch in self._block.spec.branches)
         # Past that many pairs attention goes piece by piece, and tokens go to their experts: Python loops.
         if tap is not None or routed or pairs > LARGEST_MASK:

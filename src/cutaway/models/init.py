@@ -61,12 +61,15 @@ def _ones(start: Start) -> Tensor:
 
 
 def _tokens(start: Start) -> Tensor:
-    scale = abs(start.model.spec.embedding.scale)
+    spec = start.model.spec
+    embedding = spec.source if start.name.startswith("source_") and spec.source is not None else spec.embedding
+    scale = abs(embedding.scale)
     return start.normal(STD if scale in (0.0, 1.0) else 1.0 / scale)
 
 
 def _residual(start: Start) -> Tensor:
-    additions = sum(len(layer.branches) for layer in start.model.spec.decoder.layers)
+    stack = start.model.spec.stacks[start.name.partition(".")[0]]
+    additions = sum(len(layer.branches) for layer in stack.layers)
     return start.normal(STD / math.sqrt(additions))
 
 
@@ -79,14 +82,15 @@ TABLE: tuple[tuple[str, Draw, str], ...] = (
     ("*norm.weight", _ones, "the norm multiplies by one: Ba et al. 2016, section 3"),
     ("*.bias", lambda start: torch.zeros(start.shape), "zero: GPT-2's code, Radford et al. 2019"),
     (
-        "embed.tokens",
+        "*embed.tokens",
         _tokens,
         "N(0, 0.02): GPT-2's code; where rows are scaled by s, N(0, 1/s), so that the stream starts at unit spread: "
         "the code of Vaswani et al. 2017 (s is the root of d_model there)",
     ),
-    ("embed.positions", lambda start: start.normal(0.01), "N(0, 0.01): GPT-2's code"),
+    ("*embed.positions", lambda start: start.normal(0.01), "N(0, 0.01): GPT-2's code"),
+    ("*embed.types", _plain, "N(0, 0.02): BERT's code, Devlin et al. 2019"),
     (
-        "decoder.biases.*.weight",
+        "*.biases.*.weight",
         lambda start: start.normal(start.model.spec.d_model**-0.5),
         "N(0, 1/√d_model): T5's code, Raffel et al. 2020",
     ),
@@ -107,6 +111,8 @@ TABLE: tuple[tuple[str, Draw, str], ...] = (
     ("*.body.up*", _plain, "the same"),
     ("*.body.router.weight", _plain, "the same; Mixtral's and Qwen's config state it too (initializer_range)"),
     ("head.weight", _plain, "the same"),
+    ("head.*dense.weight", _plain, "the same: BERT's code"),
+    ("head.out.weight", _plain, "the same"),
 )
 
 

@@ -1,4 +1,4 @@
-"""The transformer: an embedding, a stack of blocks, a head."""
+"""The transformer: an embedding, one or two stacks of blocks, a head."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cutaway.cache import Cache, NoCache, StoredCache, new_cache
-from cutaway.errors import ContextExceeded
+from cutaway.cache import Cache, NoCache, Source, StoredCache, new_cache
+from cutaway.errors import ContextExceeded, RequestError
 from cutaway.models.compiled import compiled_blocks
-from cutaway.models.head import Head
+from cutaway.models.head import Classifier, Head, Pooler
 from cutaway.modules.attention import How
 from cutaway.modules.block import Block
 from cutaway.modules.embedding import Embedding
@@ -18,15 +18,17 @@ from cutaway.modules.rotary import asks_length, text_lengths
 from cutaway.modules.stack import Stack
 from cutaway.modules.tap import Tap
 from cutaway.shapes import Ids, Logits, Stream
-from cutaway.spec import ModelSpec
+from cutaway.spec import ClassifierSpec, HeadSpec, ModelSpec, PoolerSpec
 
 
 class Transformer(nn.Module):
-    """A decoder-only language model, assembled from its spec.
+    """A language model of either or both stacks, assembled from its spec.
 
     ::
 
-        ids ──► embed ──► layers.0 ──► … ──► layers.n ──► norm ──► head ──► logits
+        ids ──► embed ──► decoder (or encoder).layers.0 ──► … ──► norm ──► head ──► logits
+                                  ▲ cross-attention
+        source ids ──► source_embed ──► encoder                     (encoder–decoder)
 
     Args:
         spec: what it is made of. Weights start empty; see ``checkpoints`` for loading.
@@ -38,18 +40,30 @@ class Transformer(nn.Module):
         self.attention: How = "fused"  # or the readable one everywhere, or block by block, for comparison
         self.warned_length = False  # whether the one warning about long texts was given
         self.embed = Embedding(spec.embedding, spec.vocab_size, spec.d_model)
+        rows = spec.source_vocab_size
+        self.source_embed = None if spec.source is None else Embedding(spec.source, rows, spec.d_model)
+        self.encoder = Stack(spec.encoder, spec.d_model)
         self.decoder = Stack(spec.decoder, spec.d_model)
-        self.head = Head(spec.head, spec.vocab_size, spec.d_model)
+        self.head: Head | Pooler | Classifier | None
+        match spec.head:
+            case HeadSpec():
+                self.head = Head(spec.head, spec.vocab_size, spec.d_model)
+            case PoolerSpec():
+                self.head = Pooler(spec.head, spec.d_model)
+            case ClassifierSpec():
+                self.head = Classifier(spec.head, spec.d_model)
+            case None:
+                self.head = None
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.embed.tokens.device
+        return self.embed.table.device
 
     @property
     def dtype(self) -> torch.dtype:
         """What the weights are."""
-        return self.embed.tokens.dtype
+        return self.embed.table.dtype
 
     def forward(
         self,
@@ -58,9 +72,17 @@ class Transformer(nn.Module):
         segments: Tensor | None = None,
         cache: Cache | None = None,
         tap: Tap | None = None,
-    ) -> Logits:
-        """Logits for every token of this pass. See :meth:`hidden` for the arguments."""
-        return self.unembed(self.hidden(ids, positions, segments, cache, tap), tap)
+        source: Source | None = None,
+        types: Ids | None = None,
+    ) -> Tensor:
+        """What the head says of this pass: logits of tokens or labels, a vector, or the stream where there is no head.
+
+        See :meth:`hidden` for the arguments.
+        """
+        x = self.hidden(ids, positions, segments, cache, tap, source=source, types=types)
+        if isinstance(self.head, Pooler | Classifier):
+            return self.answer(x, self._positions(ids, cache) if positions is None else positions, tap)
+        return self.unembed(x, tap) if isinstance(self.head, Head) else x
 
     def hidden(
         self,
@@ -70,8 +92,10 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         tap: Tap | None = None,
         lengths: Tensor | None = None,
+        source: Source | None = None,
+        types: Ids | None = None,
     ) -> Stream:
-        """The stream after the last norm.
+        """The stream that the head reads: after the last norm of the decoder, or of the encoder where that is all.
 
         Args:
             ids: token ids; what stands at a pad does not matter. [batch, query]
@@ -83,37 +107,122 @@ class Transformer(nn.Module):
             lengths: how long each row's text is known to become, where it is read in pieces: rotary positions
                 that change with the length (dynamic NTK, LongRoPE) turn the whole text alike. By default as far
                 as it has been read. [batch]
+            source: what an encoder–decoder's encoder has read, see :meth:`read`; a cache has its own.
+            types: each token's type, where the model has types. [batch, query]
 
         Raises:
             ContextExceeded: a position past the end of a learned table; the cache stays as it was.
+            RequestError: an encoder–decoder without a source, or with one of other rows.
         """
         if positions is None:
-            past = torch.tensor(cache.lengths if cache is not None else [0], dtype=torch.long)
-            positions = past[:, None] + torch.arange(ids.shape[1])
-            positions = positions.expand(ids.shape[0], -1)
-        limit = self.spec.position_limit
-        if limit is not None and positions.numel() and int(positions.max()) >= limit:
-            last = int(positions.max())
-            raise ContextExceeded("past the end of the position table", expected=f"positions below {limit}", got=last)
+            positions = self._positions(ids, cache)
+        _check_limit(positions, self.spec.position_limit)
+        stack, scope = (self.decoder, "decoder") if self.spec.main == "decoder" else (self.encoder, "encoder")
         if cache is None:
-            cache = NoCache([layer.attention.mask for layer in self.spec.decoder.layers], self.device)
+            self._check_source(source, ids.shape[0])
+            cache = NoCache([layer.attention.mask for layer in stack.spec.layers], self.device, source)
         cache.begin(positions.cpu(), None if segments is None else segments.cpu())
-        known = None
-        if any(asks_length(layer.attention.rotary) for layer in self.spec.decoder.layers) and positions.numel():
-            known = text_lengths(positions, segments) if lengths is None else lengths[:, None].expand_as(positions)
-        positions = positions.to(self.device)
-        x = self.embed(ids.to(self.device), positions, None if tap is None else tap.at("embed"))
-        inner = None if tap is None else tap.at("decoder")
-        return self.decoder(x, positions, cache, inner, self.attention, known)
+        at = None if tap is None else tap.at("embed")
+        x = self.embed(ids.to(self.device), positions.to(self.device), at, _moved(types, self.device))
+        return self._run(stack, scope, x, positions, segments, cache, tap, lengths)
+
+    def encode(
+        self,
+        ids: Ids,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        tap: Tap | None = None,
+        types: Ids | None = None,
+    ) -> Stream:
+        """What the encoder makes of texts. [batch, key] → [batch, key, d_model]
+
+        Raises:
+            ContextExceeded: a position past the end of a learned table.
+            RequestError: there is no encoder.
+        """
+        if not self.spec.encoder.layers:
+            raise RequestError("this model has no encoder", field="source")
+        if self.source_embed is None:
+            return self.hidden(ids, positions, segments, tap=tap, types=types)
+        if positions is None:
+            positions = self._positions(ids, None)
+        _check_limit(positions, self.spec.source_limit)
+        cache = NoCache([layer.attention.mask for layer in self.spec.encoder.layers], self.device)
+        cache.begin(positions.cpu(), None if segments is None else segments.cpu())
+        at = None if tap is None else tap.at("source_embed")
+        table = self.embed.table if self.source_embed.tokens is None else None
+        x = self.source_embed(ids.to(self.device), positions.to(self.device), at, _moved(types, self.device), table)
+        return self._run(self.encoder, "encoder", x, positions, segments, cache, tap, None)
+
+    def read(
+        self, ids: Ids, positions: Tensor | None = None, segments: Tensor | None = None, tap: Tap | None = None
+    ) -> Source:
+        """Read a source once: the encoder, then every decoder layer's keys and values of what came of it.
+
+        Args:
+            ids, positions, segments: as for :meth:`hidden`, of the source. [batch, key]
+            tap: reads or edits; the keys and values are ``decoder.layers.{i}.cross.k`` and ``v``.
+
+        Raises:
+            ContextExceeded: a position past the end of a learned table.
+            RequestError: no encoder–decoder.
+        """
+        if self.source_embed is None:
+            raise RequestError("only an encoder–decoder reads a source", field="source")
+        if positions is None:
+            positions = self._positions(ids, None)
+        memory = self.encode(ids, positions, segments, tap)
+        entries = self.decoder.read(memory, None if tap is None else tap.at("decoder"))
+        return Source(positions.cpu(), entries, None if segments is None else segments.cpu())
 
     def unembed(self, x: Stream, tap: Tap | None = None) -> Logits:
-        """Logits of final hidden states. [batch, query, d_model] → [batch, query, vocab]"""
-        return self.head(x, self.embed.tokens, tap)
+        """Logits of final hidden states. [batch, query, d_model] → [batch, query, vocab]
 
-    def new_cache(self, batch: int = 1, capacity: int = 256, *, sliding: bool = True) -> StoredCache:
-        """An empty cache for this model. See :func:`cutaway.cache.new_cache`."""
+        Raises:
+            RequestError: the head does not score tokens.
+        """
+        if not isinstance(self.head, Head):
+            raise RequestError("this model has no head that scores tokens", field="head", got=self._head_kind())
+        return self.head(x, self.embed.table, tap)
+
+    def answer(self, x: Stream, positions: Tensor, tap: Tap | None = None) -> Tensor:
+        """What a pooler or a classifier makes of final hidden states.
+
+        Args:
+            x: [batch, query, d_model]
+            positions: −1 for a pad. [batch, query]
+            tap: reads or edits.
+
+        Returns:
+            A vector each ([batch, d_model]), or scores of labels ([batch, label] or [batch, query, label]).
+
+        Raises:
+            RequestError: the model has no such head.
+        """
+        if not isinstance(self.head, Pooler | Classifier):
+            raise RequestError("this model has no pooler and no labels", field="head", got=self._head_kind())
+        out: Tensor = self.head(x, positions.to(x.device), tap)
+        return out
+
+    def new_cache(
+        self, batch: int = 1, capacity: int = 256, *, sliding: bool = True, source: Source | None = None
+    ) -> StoredCache:
+        """An empty cache for the decoder. See :func:`cutaway.cache.new_cache`.
+
+        Raises:
+            RequestError: there is no decoder, or it needs a source of as many rows.
+        """
+        if self.spec.main != "decoder":
+            raise RequestError("an encoder reads a text at once and keeps no cache", field="cache")
+        self._check_source(source, batch)
         return new_cache(
-            self.spec.decoder, batch=batch, capacity=capacity, dtype=self.dtype, device=self.device, sliding=sliding
+            self.spec.decoder,
+            batch=batch,
+            capacity=capacity,
+            dtype=self.dtype,
+            device=self.device,
+            sliding=sliding,
+            source=source,
         )
 
     def compile_blocks(self, enabled: bool = True, **options: Any) -> None:
@@ -125,5 +234,48 @@ class Transformer(nn.Module):
             enabled: False goes back to the plain blocks.
             options: for ``torch.compile``, such as ``mode`` or ``backend``.
         """
-        blocks = [block for block in self.decoder.layers if isinstance(block, Block)]
-        self.decoder.runners = [*compiled_blocks(blocks, **options)] if enabled else None
+        for stack in (self.encoder, self.decoder):
+            blocks = [block for block in stack.layers if isinstance(block, Block)]
+            stack.runners = [*compiled_blocks(blocks, **options)] if enabled else None
+
+    def _check_source(self, source: Source | None, rows: int) -> None:
+        if source is not None and len(source.lengths) != rows:
+            raise RequestError("the source has other rows", field="source", expected=rows, got=len(source.lengths))
+        if source is None and self.source_embed is not None:
+            hint = "Give source=model.read(ids), or a cache made with one."
+            raise RequestError("an encoder–decoder needs a source to read", field="source", hint=hint)
+
+    def _positions(self, ids: Ids, cache: Cache | None) -> Tensor:
+        past = torch.tensor(cache.lengths if cache is not None else [0], dtype=torch.long)
+        return (past[:, None] + torch.arange(ids.shape[1])).expand(ids.shape[0], -1)
+
+    def _run(
+        self,
+        stack: Stack,
+        scope: str,
+        x: Stream,
+        positions: Tensor,
+        segments: Tensor | None,
+        cache: Cache,
+        tap: Tap | None,
+        lengths: Tensor | None,
+    ) -> Stream:
+        """One stack over a pass that the cache has planned."""
+        known = None
+        if any(asks_length(layer.attention.rotary) for layer in stack.spec.layers) and positions.numel():
+            known = text_lengths(positions, segments) if lengths is None else lengths[:, None].expand_as(positions)
+        inner = None if tap is None else tap.at(scope)
+        return stack(x, positions.to(self.device), cache, inner, self.attention, known)
+
+    def _head_kind(self) -> str:
+        return "no head" if self.head is None else type(self.head).__name__.lower()
+
+
+def _check_limit(positions: Tensor, limit: int | None) -> None:
+    if limit is not None and positions.numel() and int(positions.max()) >= limit:
+        last = int(positions.max())
+        raise ContextExceeded("past the end of the position table", expected=f"positions below {limit}", got=last)
+
+
+def _moved(tensor: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if tensor is None else tensor.to(device)

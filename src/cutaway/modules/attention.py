@@ -8,14 +8,14 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from cutaway.cache import LayerView
+from cutaway.cache import CrossView, LayerView, MaskPlan
 from cutaway.modules.attend import attend, blockwise, explicit
 from cutaway.modules.linear import Linear
 from cutaway.modules.norm import norm_or_identity
 from cutaway.modules.rotary import rotate
 from cutaway.modules.score import Attending
 from cutaway.modules.tap import Tap
-from cutaway.shapes import Angles, Heads, Stream
+from cutaway.shapes import Angles, Heads, KeyByHead, KvHeads, Stream
 from cutaway.spec import AttentionSpec
 
 How: TypeAlias = Literal["fused", "explicit", "blockwise"]
@@ -30,12 +30,14 @@ class LayerInputs:
         rotary: cos and sin for this pass's tokens, if the layer turns.
         bias: the numbers of the layer's bias on scores, if it has one.
         how: which implementation of attention.
+        cross: keys and values of the source, for a layer that reads one.
     """
 
     view: LayerView
     rotary: tuple[Angles, Angles] | None = None
     bias: Tensor | None = None
     how: How = "fused"
+    cross: CrossView | None = None
 
 
 class Attention(nn.Module):
@@ -66,8 +68,10 @@ class Attention(nn.Module):
 
         q and k are tapped as rotation reads them, after a norm that comes before it. [batch, query, head, d_head]
         """
+        if self.spec.cross:
+            return self._of_source(x, inputs, tap)
         spec = self.spec
-        q, k, v = self._project(x)
+        q, (k, v) = self._queries(x), self._keys(x)
         if tap is not None:
             q, k, v = tap("q", q), tap("k", k), tap("v", v)
         if inputs.rotary is not None and spec.rotary is not None:
@@ -78,8 +82,31 @@ class Attention(nn.Module):
                 q, k = tap("q_rot", q), tap("k_rot", k)
 
         keys, values = inputs.view.update(k.transpose(1, 2), v.transpose(1, 2))
+        return self._mix(q, keys, values, inputs.view.plan, inputs, tap)
+
+    def _of_source(self, x: Stream, inputs: LayerInputs, tap: Tap | None) -> Stream:
+        """The same with the keys and values that :meth:`read` made of an encoder's output. Taps q, scores … ."""
+        assert inputs.cross is not None, "cross-attention needs a source"
+        q = self._queries(x)
+        if tap is not None:
+            q = tap("q", q)
+        return self._mix(q, inputs.cross.k, inputs.cross.v, inputs.cross.plan, inputs, tap)
+
+    def read(self, memory: Stream, tap: Tap | None = None) -> tuple[KeyByHead, KeyByHead]:
+        """Keys and values of an encoder's output, by head. Taps k v. [batch, kv_head, key, d_head]"""
+        k, v = self._keys(memory)
+        if tap is not None:
+            k, v = tap("k", k), tap("v", v)
+        # Laid out as they are read for the whole of the decoding, and as rows picked from them are.
+        return k.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous()
+
+    def _mix(
+        self, q: Heads, keys: KeyByHead, values: KeyByHead, plan: MaskPlan, inputs: LayerInputs, tap: Tap | None
+    ) -> Stream:
+        """From queries by token and keys by head to what the branch adds."""
+        spec = self.spec
         dropout = spec.dropout if self.training else 0.0
-        a = Attending(spec, inputs.view.plan, dropout, inputs.bias, self.near_keys, self.near_values)
+        a = Attending(spec, plan, dropout, inputs.bias, self.near_keys, self.near_values)
         q = q.transpose(1, 2)
         if inputs.how == "explicit" or (tap is not None and (tap.wants("scores") or tap.wants("weights"))):
             z = explicit(q, keys, values, a, tap)
@@ -91,16 +118,20 @@ class Attention(nn.Module):
         z = tap("z", z)
         return self._out_by_head(z, tap) if tap.wants("head_out") else self.out(z.flatten(-2))
 
-    def _project(self, x: Stream) -> tuple[Heads, Tensor, Tensor]:
-        """Queries, keys and values by head, clipped and normed. [batch, query, head or kv_head, d_head]"""
-        spec = self.spec
-        q, k, v = self.q(x), self.k(x), self.v(x)
-        if spec.clip is not None:
-            q, k, v = (t.clamp(-spec.clip, spec.clip) for t in (q, k, v))
-        q, k, v = (t.unflatten(-1, (-1, spec.d_head)) for t in (q, k, v))
-        if not spec.qk_norm_after:
-            q, k = self._norm(q, self.q_norm), self._norm(k, self.k_norm)
-        return q, k, v
+    def _queries(self, x: Stream) -> Heads:
+        """By head, clipped and normed. [batch, query, head, d_head]"""
+        q = self._by_head(self.q(x))
+        return q if self.spec.qk_norm_after else self._norm(q, self.q_norm)
+
+    def _keys(self, x: Stream) -> tuple[KvHeads, KvHeads]:
+        """Keys, normed, and values. [batch, key, kv_head, d_head]"""
+        k, v = self._by_head(self.k(x)), self._by_head(self.v(x))
+        return (k if self.spec.qk_norm_after else self._norm(k, self.k_norm)), v
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        if self.spec.clip is not None:
+            x = x.clamp(-self.spec.clip, self.spec.clip)
+        return x.unflatten(-1, (-1, self.spec.d_head))
 
     def _norm(self, x: Tensor, norm: nn.Module) -> Tensor:
         """Over each head, or over all of them as one vector."""

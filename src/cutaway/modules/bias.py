@@ -91,5 +91,5 @@ def score_bias(
     if spec.half:  # rounded as the product of the slope and the key's place in the text
         bias = (table.bfloat16()[None, :, None] * keys[:, None, :]).float()[:, :, None, :]
     else:
-        bias = table[None, :, None, None] * (keys[:, None, None, :] - queries[:, None, :, None])
+        bias = table[None, :, None, None] * -(keys[:, None, None, :] - queries[:, None, :, None]).abs()
     return bias * scale if spec.scaled else bias

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from cutaway.modules.attention import Attention, LayerInputs
 from cutaway.modules.mlp import Mlp
@@ -77,6 +77,13 @@ class Block(nn.Module):
                 y = branch.read(start if self.spec.parallel else x, inner)
             x = branch(x, y, inputs, inner)
         return x
+
+    def read(self, memory: Stream, tap: Tap | None = None) -> tuple[Tensor, Tensor] | None:
+        """What the block will ask of an encoder's output; None where it has no cross-attention."""
+        for name, branch in self.branches.items():
+            if isinstance(branch, Branch) and isinstance(branch.body, Attention) and branch.body.spec.cross:
+                return branch.body.read(memory, None if tap is None else tap.at(name))
+        return None
 
 
 def _body(spec: AttentionSpec | MlpSpec | MoeSpec, d_model: int) -> Attention | Mlp | Moe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import nn
 
 from cutaway.modules.activation import ACTIVATIONS
@@ -41,4 +42,6 @@ class Mlp(nn.Module):
             hidden = act(gate) * up
         if tap is not None:
             hidden = tap("act", hidden)
+        if self.spec.dropout:
+            hidden = F.dropout(hidden, self.spec.dropout, self.training)
         return self.down(hidden)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cutaway.cache import Cache
@@ -64,8 +65,15 @@ class Stack(nn.Module):
                 None if rotary is None else tables[rotary],
                 None if bias is None else biases[bias, spec.attention.n_heads],
             )
-            inputs = LayerInputs(cache.layer(index), turn, table, how)
+            inputs = LayerInputs(cache.layer(index), turn, table, how, cache.cross(index))
             x = run(x, inputs, None if tap is None else tap.at(f"layers.{index}"))
         inner = None if tap is None else tap.at("norm")
         x = self.norm(x, inner) if isinstance(self.norm, Norm) else x
+        if self.spec.dropout:
+            x = F.dropout(x, self.spec.dropout, self.training)
         return x if inner is None else inner("out", x)
+
+    def read(self, memory: Stream, tap: Tap | None = None) -> list[tuple[Tensor, Tensor] | None]:
+        """Each layer's keys and values of an encoder's output. Taps ``layers.{i}.cross.k`` and ``v``."""
+        blocks = [block for block in self.layers if isinstance(block, Block)]
+        return [block.read(memory, None if tap is None else tap.at(f"layers.{i}")) for i, block in enumerate(blocks)]

@@ -5,8 +5,9 @@ Everything here is hashable and compares by value, so that "the same kind of lay
 
 from cutaway.spec.attention import AttentionSpec, MaskRule
 from cutaway.spec.block import BlockSpec, BranchSpec
+from cutaway.spec.head import ClassifierSpec, HeadSpec, PoolerSpec, TransformSpec
 from cutaway.spec.mlp import Activation, MlpSpec, MoeSpec
-from cutaway.spec.model import EmbeddingSpec, HeadSpec, ModelSpec, StackSpec
+from cutaway.spec.model import EmbeddingSpec, ModelSpec, StackSpec
 from cutaway.spec.norm import NormSpec
 from cutaway.spec.position import (
     AlibiBias,
@@ -31,6 +32,7 @@ __all__ = [
     "BlockSpec",
     "BranchSpec",
     "BucketBias",
+    "ClassifierSpec",
     "DynamicScaling",
     "EmbeddingSpec",
     "FactorScaling",
@@ -45,9 +47,11 @@ __all__ = [
     "ModelSpec",
     "MoeSpec",
     "NormSpec",
+    "PoolerSpec",
     "RotarySpec",
     "ShawRelative",
     "SinusoidalPositions",
     "StackSpec",
+    "TransformSpec",
     "YarnScaling",
 ]

@@ -47,6 +47,7 @@ class AttentionSpec:
         soft_cap: scores become ``cap * tanh(scores / cap)``.
         qkv_bias, out_bias: whether the projections have biases.
         dropout: share of the weights dropped in training.
+        cross: keys and values are of the encoder's output rather than of the stream.
     """
 
     n_heads: int
@@ -65,6 +66,7 @@ class AttentionSpec:
     qkv_bias: bool = False
     out_bias: bool = False
     dropout: float = 0.0
+    cross: bool = False
 
     @property
     def score_scale(self) -> float:

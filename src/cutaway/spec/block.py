@@ -18,7 +18,7 @@ class BranchSpec:
         x ← post_norm( x + scale · out_norm( body( pre_norm(source) ) ) )
 
     Attributes:
-        name: ``"attn"``, ``"mlp"`` or ``"moe"``.
+        name: ``"attn"``, ``"cross"``, ``"mlp"`` or ``"moe"``.
         body: what is computed.
         pre_norm, out_norm, post_norm: the three optional norms.
         scale: constant on what is added (Granite).
@@ -52,6 +52,12 @@ class BlockSpec:
     def attention(self) -> AttentionSpec:
         """The block's self-attention."""
         for branch in self.branches:
-            if isinstance(branch.body, AttentionSpec):
+            if isinstance(branch.body, AttentionSpec) and not branch.body.cross:
                 return branch.body
         raise LookupError("this block has no attention")
+
+    @property
+    def cross(self) -> AttentionSpec | None:
+        """Its attention to what an encoder read, if there is one."""
+        bodies = (branch.body for branch in self.branches)
+        return next((body for body in bodies if isinstance(body, AttentionSpec) and body.cross), None)

@@ -8,10 +8,11 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from cutaway.errors import ConfigError, LimitExceeded
-from cutaway.spec.attention import AttentionSpec
+from cutaway.spec.attention import AttentionSpec, MaskRule
 from cutaway.spec.block import BlockSpec, BranchSpec
+from cutaway.spec.head import ClassifierSpec
 from cutaway.spec.mlp import MlpSpec, MoeSpec
-from cutaway.spec.model import ModelSpec
+from cutaway.spec.model import EmbeddingSpec, ModelSpec, StackSpec
 from cutaway.spec.position import (
     BucketBias,
     DynamicScaling,
@@ -63,35 +64,59 @@ def check(spec: ModelSpec) -> None:
     """
     if spec.vocab_size > _ROWS:
         raise LimitExceeded("more than any model has", field="/vocab_size", expected=f"≤ {_ROWS}", got=spec.vocab_size)
-    if not 1 <= spec.n_layers <= MOST_LAYERS:
-        raise LimitExceeded(
-            "a number of layers that no model has",
-            field="/decoder/layers",
-            expected=f"1 to {MOST_LAYERS}",
-            got=spec.n_layers,
-        )
+    for name in ("encoder", "decoder"):
+        n_layers = len(getattr(spec, name).layers)
+        if not (1 if name == spec.main else 0) <= n_layers <= MOST_LAYERS:
+            what, wanted = "a number of layers that no model has", f"1 to {MOST_LAYERS}"
+            raise LimitExceeded(what, field=f"/{name}/layers", expected=wanted, got=n_layers)
     for name in ("vocab_size", "d_model", "max_positions"):
         _whole(getattr(spec, name), name, f"/{name}")
-    _ranges(spec.embedding, "/embedding")
-    _ranges(spec.head, "/head")
-    if spec.decoder.norm is not None:
-        _ranges(spec.decoder.norm, "/decoder/norm")
-    table = spec.embedding.positions
+    both = len(spec.stacks) == 2
+    if (spec.source is not None) != both:
+        what = "is there where an encoder and a decoder are"
+        raise _fail("/source", what, expected="an object" if both else None, got=spec.source)
+    if spec.source_vocab_size is not None and not both:
+        raise _fail("/source_vocab_size", "there is no source", expected=None, got=spec.source_vocab_size)
+    if spec.source_vocab_size is not None:
+        _whole(spec.source_vocab_size, "vocab_size", "/source_vocab_size")
+    for at, embedding in (("/embedding", spec.embedding), ("/source", spec.source)):
+        if embedding is not None:
+            _embedding(embedding, spec.d_model, at)
+    if spec.head is not None:
+        _ranges(spec.head, "/head")
+    if isinstance(spec.head, ClassifierSpec):
+        if not spec.head.labels or len(spec.head.labels) > _ROWS:
+            raise _fail("/head/labels", "a classifier has labels", expected="at least one", got=len(spec.head.labels))
+        if spec.head.pooler is not None and spec.head.transform is not None:
+            raise _fail("/head/transform", "a pooler has its own", expected=None, got=spec.head.transform)
+    for name, stack in spec.stacks.items():
+        _stack(stack, f"/{name}", may_cross=both and name == "decoder")
+
+
+def _embedding(spec: EmbeddingSpec, d_model: int, at: str) -> None:
+    _ranges(spec, at)
+    table = spec.positions
     if isinstance(table, LearnedPositions) and table.limit < 1:
-        raise _fail("/embedding/positions/offset", "leaves no row", expected=f"< {table.n_rows}", got=table.offset)
-    if isinstance(table, SinusoidalPositions) and table.layout == "halves" and spec.d_model % 2:
-        raise _fail("/d_model", "sines and cosines in halves need an even width", got=spec.d_model)
+        raise _fail(f"{at}/positions/offset", "leaves no row", expected=f"< {table.n_rows}", got=table.offset)
+    if isinstance(table, SinusoidalPositions) and table.layout == "halves" and d_model % 2:
+        raise _fail("/d_model", "sines and cosines in halves need an even width", got=d_model)
+
+
+def _stack(stack: StackSpec, where: str, may_cross: bool) -> None:
+    if stack.norm is not None:
+        _ranges(stack.norm, f"{where}/norm")
+    _real(stack.dropout, "dropout", f"{where}/dropout")
     heads: dict[Any, int] = {}
-    for i, block in enumerate(dict.fromkeys(spec.decoder.layers)):
-        at = f"/decoder/blocks/{i}"
-        _block(block, at)
+    for i, block in enumerate(dict.fromkeys(stack.layers)):
+        at = f"{where}/blocks/{i}"
+        _block(block, at, may_cross)
         attention = block.attention
         if attention.bias is not None and heads.setdefault(attention.bias, attention.n_heads) != attention.n_heads:
             raise _fail(f"{at}: bias", "is shared by layers of different heads", got=sorted({*heads.values()}))
 
 
 def _whole(value: int, name: str, at: str) -> None:
-    low, high = _WHOLE.get(name, (0 if name == "offset" else 1, _SIZE))
+    low, high = _WHOLE.get(name, (0 if name in ("offset", "types") else 1, _SIZE))
     if not low <= value <= high:
         raise _fail(at, "not a whole number in range", expected=f"int {low}…{high}", got=value)
 
@@ -123,17 +148,21 @@ def _ranges(spec: Any, at: str) -> None:
             _whole(value, field.name, inner)
 
 
-def _block(block: BlockSpec, at: str) -> None:
+def _block(block: BlockSpec, at: str, may_cross: bool) -> None:
     names = [branch.name for branch in block.branches]
     for i, branch in enumerate(block.branches):
         where = f"{at}/branches/{i}"
-        kind = _KINDS[type(branch.body)]
+        crosses = isinstance(branch.body, AttentionSpec) and branch.body.cross
+        if crosses and not may_cross:
+            raise _fail(f"{where}/body/cross", "there is no encoder's output to read", expected=False, got=True)
+        kind = "cross" if crosses else _KINDS[type(branch.body)]
         if not re.fullmatch(rf"{kind}[0-9]*", branch.name) or names.count(branch.name) > 1:
             raise _fail(f"{where}/name", "is no name for this branch, or a second one", expected=kind, got=branch.name)
         _ranges(branch, where)
         _branch(branch, where)
-    if sum(isinstance(branch.body, AttentionSpec) for branch in block.branches) != 1:
-        raise _fail(f"{at}/branches", "a block has one attention", expected="attn", got=names)
+    over = [branch.body.cross for branch in block.branches if isinstance(branch.body, AttentionSpec)]
+    if over.count(False) != 1 or over.count(True) > 1:
+        raise _fail(f"{at}/branches", "a block has one attention, and perhaps one cross", expected="attn", got=names)
     if block.shared_norm:
         others = [branch.pre_norm for branch in block.branches[1:]]
         if not block.parallel or block.branches[0].pre_norm is None or any(norm is not None for norm in others):
@@ -165,6 +194,12 @@ def _attention(spec: AttentionSpec, at: str) -> None:
         if exact < 1 or spec.bias.max_distance <= exact:
             wanted = f"some, and max_distance > {max(exact, 1)}"
             raise _fail(f"{at}/bias/n_buckets", "too few buckets", expected=wanted, got=spec.bias.n_buckets)
+    if spec.cross:
+        plain: dict[str, object] = {"rotary": None, "bias": None, "relative": None, "mask": MaskRule(causal=False)}
+        for name, value in plain.items():
+            if getattr(spec, name) != value:
+                what = "a source has no distance from the decoder's tokens"
+                raise _fail(f"{at}/{name}", what, expected=value, got=getattr(spec, name))
     if spec.rotary is not None:
         _rotary(spec.rotary, spec.d_head, f"{at}/rotary")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Activation: TypeAlias = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu"]
+Activation: TypeAlias = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "tanh"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,7 @@ class MlpSpec:
         gated: whether a second projection opens and closes each channel.
         bias: whether gate and up have biases.
         out_bias: whether down has one.
+        dropout: share of what down reads that is dropped in training.
     """
 
     d_ff: int
@@ -25,6 +26,7 @@ class MlpSpec:
     gated: bool = False
     bias: bool = False
     out_bias: bool = False
+    dropout: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,35 +5,75 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
+from typing import TypeAlias
 
 from cutaway.errors import NameNotFound
 from cutaway.spec.attention import AttentionSpec
 from cutaway.spec.block import BranchSpec
+from cutaway.spec.head import ClassifierSpec, HeadSpec, PoolerSpec
 from cutaway.spec.mlp import MlpSpec, MoeSpec
-from cutaway.spec.model import ModelSpec
+from cutaway.spec.model import EmbeddingSpec, ModelSpec, StackSpec
 
 STREAM = ("batch", "query", "d_model")
 SPREAD = ("batch", "query", "1")
+SOURCE = {"query": "source", "key": "source_key"}  # tokens of an encoder–decoder's source
+
+Axes: TypeAlias = dict[str, tuple[str, ...]]
 
 
 def tap_names(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
     """Name → axis words, in the order of the computation."""
-    names: dict[str, tuple[str, ...]] = {"embed.tokens": STREAM}
-    if spec.embedding.positions is not None:
-        names["embed.positions"] = STREAM
-    if spec.embedding.norm is not None:
-        names["embed.norm_scale"] = SPREAD
-    names["embed.out"] = STREAM
-    for i, layer in enumerate(spec.decoder.layers):
-        at = f"decoder.layers.{i}"
+    names: dict[str, tuple[str, ...]] = {}
+    embeddings = {"decoder": ("embed", spec.embedding), "encoder": ("embed", spec.embedding)}
+    if spec.source is not None:
+        embeddings["encoder"] = ("source_embed", spec.source)
+    for name, stack in spec.stacks.items():
+        found = {**_embedding(*embeddings[name]), **_stack(name, stack)}
+        # What an encoder–decoder computes of its source is there once, whatever the decoder does.
+        once = spec.source is not None and name == "encoder"
+        names |= {key: tuple(SOURCE.get(word, word) for word in axes) if once else axes for key, axes in found.items()}
+    return names | _head(spec)
+
+
+def _embedding(at: str, spec: EmbeddingSpec) -> Axes:
+    names = {f"{at}.tokens": STREAM}
+    if spec.positions is not None:
+        names[f"{at}.positions"] = STREAM
+    if spec.types:
+        names[f"{at}.types"] = STREAM
+    if spec.norm is not None:
+        names[f"{at}.norm_scale"] = SPREAD
+    return {**names, f"{at}.out": STREAM}
+
+
+def _stack(name: str, stack: StackSpec) -> Axes:
+    names: Axes = {}
+    for i, layer in enumerate(stack.layers):
+        at = f"{name}.layers.{i}"
         names[f"{at}.resid_in"] = STREAM
         for branch in layer.branches:
-            names.update({f"{at}.{branch.name}.{name}": axes for name, axes in _branch(branch).items()})
-    if spec.decoder.norm is not None:
-        names["decoder.norm.norm_scale"] = SPREAD
-    names["decoder.norm.out"] = STREAM
-    names["logits"] = ("batch", "query", "vocab")
-    return names
+            names.update({f"{at}.{branch.name}.{inner}": axes for inner, axes in _branch(branch).items()})
+    if stack.norm is not None:
+        names[f"{name}.norm.norm_scale"] = SPREAD
+    return {**names, f"{name}.norm.out": STREAM}
+
+
+def _head(spec: ModelSpec) -> Axes:
+    text: tuple[str, ...] = ("batch", "d_model")
+    match spec.head:
+        case HeadSpec() as head:
+            names: Axes = {} if head.transform is None else {"head.transform": STREAM}
+            return names | {"logits": ("batch", "query", "vocab")}
+        case PoolerSpec() as pooler:
+            return {"head.pooled": text, **({} if pooler.transform is None else {"head.transform": text})}
+        case ClassifierSpec(pooler=None) as each:
+            names = {} if each.transform is None else {"head.transform": STREAM}
+            return names | {"logits": ("batch", "query", "label")}
+        case ClassifierSpec(pooler=PoolerSpec() as pooler):
+            inner = {} if pooler.transform is None else {"head.transform": text}
+            return {"head.pooled": text, **inner, "logits": ("batch", "label")}
+        case _:
+            return {}
 
 
 def _branch(branch: BranchSpec) -> dict[str, tuple[str, ...]]:
@@ -54,10 +94,12 @@ def _branch(branch: BranchSpec) -> dict[str, tuple[str, ...]]:
 
 def _attention(spec: AttentionSpec) -> dict[str, tuple[str, ...]]:
     heads, kv_heads = ("batch", "query", "head", "d_head"), ("batch", "query", "kv_head", "d_head")
+    if spec.cross:
+        kv_heads = ("batch", "source", "kv_head", "d_head")
     names: dict[str, tuple[str, ...]] = {"q": heads, "k": kv_heads, "v": kv_heads}
     if spec.rotary is not None:
         names |= {"q_rot": heads, "k_rot": kv_heads}
-    pattern = ("batch", "head", "query", "key")
+    pattern = ("batch", "head", "query", "source" if spec.cross else "key")
     out = ("batch", "query", "head", "d_model")
     return names | {"scores": pattern, "weights": pattern, "z": heads, "head_out": out}
 
@@ -70,9 +112,11 @@ def _mlp(spec: MlpSpec) -> dict[str, tuple[str, ...]]:
 def axis_sizes(spec: ModelSpec, name: str) -> dict[str, int]:
     """The size of each axis word that the model fixes, where ``name`` is computed."""
     sizes = {"d_model": spec.d_model, "vocab": spec.vocab_size, "1": 1}
+    if isinstance(spec.head, ClassifierSpec):
+        sizes["label"] = len(spec.head.labels)
     parts = name.split(".")
-    if parts[0] == "decoder" and parts[1] == "layers" and len(parts) == 5:
-        branch = next(b for b in spec.decoder.layers[int(parts[2])].branches if b.name == parts[3])
+    if parts[0] in spec.stacks and parts[1] == "layers" and len(parts) == 5:
+        branch = next(b for b in spec.stacks[parts[0]].layers[int(parts[2])].branches if b.name == parts[3])
         if isinstance(branch.body, AttentionSpec):
             body = branch.body
             sizes |= {"head": body.n_heads, "kv_head": body.n_kv_heads, "d_head": body.d_head}

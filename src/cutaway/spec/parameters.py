@@ -9,8 +9,9 @@ from typing import TypeAlias
 
 from cutaway.spec.attention import AttentionSpec
 from cutaway.spec.block import BranchSpec
+from cutaway.spec.head import ClassifierSpec, HeadSpec, PoolerSpec, TransformSpec
 from cutaway.spec.mlp import MlpSpec, MoeSpec
-from cutaway.spec.model import ModelSpec
+from cutaway.spec.model import EmbeddingSpec, ModelSpec, StackSpec
 from cutaway.spec.norm import NormSpec
 from cutaway.spec.position import BucketBias, LearnedPositions
 
@@ -22,24 +23,55 @@ Shapes: TypeAlias = dict[str, tuple[int, ...]]
 def parameter_shapes(spec: ModelSpec) -> Shapes:
     """Name → shape of every parameter."""
     d = spec.d_model
-    found: Shapes = {"embed.tokens": (spec.vocab_size, d)}
-    if isinstance(spec.embedding.positions, LearnedPositions):
-        found["embed.positions"] = (spec.embedding.positions.n_rows, d)
-    found |= _norm("embed.norm", spec.embedding.norm, d)
-    for i, layer in enumerate(spec.decoder.layers):
+    found = _embedding("embed", spec.embedding, spec.vocab_size, d)
+    if spec.source is not None:
+        found |= _embedding("source_embed", spec.source, spec.source_vocab_size, d)
+    for name, stack in spec.stacks.items():
+        found |= _stack(name, stack, d)
+    match spec.head:
+        case HeadSpec() as head:
+            found |= _transform("head.transform", head.transform, d)
+            if not head.tied:
+                found["head.weight"] = (spec.vocab_size, d)
+            if head.bias:
+                found["head.bias"] = (spec.vocab_size,)
+        case PoolerSpec() as pooler:
+            found |= _transform("head.transform", pooler.transform, d)
+        case ClassifierSpec() as classifier:
+            if classifier.pooler is not None:
+                found |= _transform("head.pooler.transform", classifier.pooler.transform, d)
+            found |= _transform("head.transform", classifier.transform, d)
+            found |= _linear("head.out", d, len(classifier.labels), classifier.bias)
+        case None:
+            pass
+    return found
+
+
+def _embedding(at: str, spec: EmbeddingSpec, rows: int | None, d: int) -> Shapes:
+    found: Shapes = {} if rows is None else {f"{at}.tokens": (rows, d)}
+    if isinstance(spec.positions, LearnedPositions):
+        found[f"{at}.positions"] = (spec.positions.n_rows, d)
+    if spec.types:
+        found[f"{at}.types"] = (spec.types, d)
+    return found | _norm(f"{at}.norm", spec.norm, d)
+
+
+def _stack(at: str, stack: StackSpec, d: int) -> Shapes:
+    found: Shapes = {}
+    for i, layer in enumerate(stack.layers):
         for branch in layer.branches:
-            found |= _branch(f"decoder.layers.{i}.branches.{branch.name}", branch, d)
-    found |= _norm("decoder.norm", spec.decoder.norm, d)
-    heads = {layer.attention.bias: layer.attention.n_heads for layer in spec.decoder.layers}
+            found |= _branch(f"{at}.layers.{i}.branches.{branch.name}", branch, d)
+    found |= _norm(f"{at}.norm", stack.norm, d)
+    heads = {layer.attention.bias: layer.attention.n_heads for layer in stack.layers}
     biases = [(bias, n_heads) for bias, n_heads in heads.items() if bias is not None]
     for i, (bias, n_heads) in enumerate(biases):
         if isinstance(bias, BucketBias):
-            found[f"decoder.biases.{i}.weight"] = (bias.n_buckets, n_heads)
-    if not spec.head.tied:
-        found["head.weight"] = (spec.vocab_size, d)
-    if spec.head.bias:
-        found["head.bias"] = (spec.vocab_size,)
+            found[f"{at}.biases.{i}.weight"] = (bias.n_buckets, n_heads)
     return found
+
+
+def _transform(at: str, spec: TransformSpec | None, d: int) -> Shapes:
+    return {} if spec is None else _linear(f"{at}.dense", d, d, spec.bias) | _norm(f"{at}.norm", spec.norm, d)
 
 
 def _norm(name: str, spec: NormSpec | None, width: int) -> Shapes:

@@ -12,12 +12,32 @@ Only the four sizes must be said. What is left out is what most decoders have to
 rotary positions, a gated SiLU network of about 8/3 · d_model, one matrix for embedding and head. Wherever one word
 will not do, an object says more, with the fields of the spec: ``norm: {kind: layer, eps: 1e-6}``,
 ``positions: {type: rotary, base: 500000, share: 0.25}``.
+
+Layers make a decoder. There are two other kinds of model, with the same words for a layer:
+
+::
+
+    layers: 6            encoder_layers: 6                    an encoder–decoder: the decoder also reads the source
+    source_vocab_size: 32000                                  the source's own table; left out, the two share one
+    kind: encoder        layers: 6                            an encoder that guesses masked tokens; the same in other
+                                                              words: ``layers: 0, encoder_layers: 6``
+    types: 2                                                  … whose tokens have a type, say the first or second text
+    labels: [bad, good]  pool: first                          scores of labels rather than of tokens: for the text, by
+                                                              its first token, its last or the mean; for each token,
+                                                              where the word is none
+    pool: mean                                                no labels: one vector for a text
+    head_transform: true head_bias: true                      BERT's: a matrix, curve and norm before the scores, and a
+                                                              shift after; before labels, a matrix and tanh
+
+What the paper of 2017 has is ``{norm: layer, where: post, positions: sinusoidal, activation: relu, bias: true,
+embed_scale: 22.627, layers: 6, encoder_layers: 6, d_model: 512, n_heads: 8}``. An object says more of labels too:
+``labels: {labels: [a, b], kind: multi}``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Any, Literal
 
@@ -26,8 +46,9 @@ from cutaway.spec.attention import AttentionSpec, MaskRule
 from cutaway.spec.block import BlockSpec, BranchSpec
 from cutaway.spec.check import MOST_LAYERS, check
 from cutaway.spec.mlp import MlpSpec, MoeSpec
-from cutaway.spec.model import EmbeddingSpec, HeadSpec, ModelSpec, StackSpec
+from cutaway.spec.model import EmbeddingSpec, ModelSpec, StackSpec
 from cutaway.spec.norm import NormSpec
+from cutaway.spec.recipe_head import read_head
 from cutaway.spec.recipe_positions import Positions, read_positions
 from cutaway.spec.recipe_words import LAYER, MODEL, Words
 from cutaway.spec.serial import read
@@ -52,43 +73,79 @@ def expand(recipe: Mapping[str, Any]) -> ModelSpec:
     """
     words = Words(recipe, MODEL | LAYER, "")
     for key in NEEDED:
-        if words.get(key) is None:
+        if words.get(key) is None and not (key == "layers" and words.get("encoder_layers")):
             raise ConfigError("missing", field=f"/{key}", hint=f"A recipe says at least {', '.join(NEEDED)}.")
-    d_model, n_layers = words.get("d_model"), words.get("layers")
-    if n_layers > MOST_LAYERS:
-        raise ConfigError("more layers than any model has", field="/layers", expected=f"≤ {MOST_LAYERS}", got=n_layers)
+    d_model = words.get("d_model")
+    n_encoder, n_decoder = _sizes(words)
     whole = _Layer(Words({key: value for key, value in recipe.items() if key in LAYER}, LAYER, ""), d_model)
     norm, table = whole.norm, whole.positions.table(words.get("max_positions", 2048))
-    layers = [_Layer(inner, d_model) for inner in _by_layer(words, recipe)]
-    dropout = words.get("dropout", 0.0)
+    layers = [_Layer(inner, d_model) for inner in _by_layer(words, recipe, max(n_encoder, n_decoder))]
+    dropout, both = words.get("dropout", 0.0), bool(n_encoder and n_decoder)
+    for key in ("source_vocab_size",) if not both else ("types",):
+        if words.get(key) is not None:
+            wanted = "an encoder and a decoder" if not both else "one stack"
+            raise ConfigError("has no use here", field=f"/{key}", expected=wanted, got=words.get(key))
+    embedding = EmbeddingSpec(
+        scale=words.get("embed_scale", 1.0),
+        positions=table,
+        norm=norm if words.get("embed_norm", False) else None,
+        dropout=dropout,
+        types=words.get("types", 0),
+    )
+    # After post-norms the stream is normed already.
+    last = norm if any(layer.where in ("pre", "out", "sandwich") for layer in layers) else None
+
+    def stack(n: int, encodes: bool) -> StackSpec:
+        blocks = [layer.block(dropout, encodes, crosses=both and not encodes) for layer in layers]
+        return StackSpec(tuple(islice(cycle(blocks), n)), last) if n else StackSpec()
+
     spec = ModelSpec(
         family="cutaway",
         vocab_size=words.get("vocab_size"),
         d_model=d_model,
         max_positions=words.get("max_positions", 2048),
-        embedding=EmbeddingSpec(
-            scale=words.get("embed_scale", 1.0),
-            positions=table,
-            norm=norm if words.get("embed_norm", False) else None,
-            dropout=dropout,
-        ),
-        decoder=StackSpec(
-            tuple(islice(cycle([layer.block(dropout) for layer in layers]), n_layers)),
-            # After post-norms the stream is normed already.
-            norm if any(layer.where in ("pre", "out", "sandwich") for layer in layers) else None,
-        ),
-        head=HeadSpec(words.get("tied", True), scale=words.get("logit_scale", 1.0), soft_cap=words.get("logit_cap")),
+        embedding=embedding,
+        decoder=stack(n_decoder, encodes=False),
+        head=read_head(words, whole.words, whole.norm, "last" if n_decoder else "first"),
+        encoder=stack(n_encoder, encodes=True),
+        source=embedding if both else None,
+        source_vocab_size=words.get("source_vocab_size"),
     )
     check(spec)
     return spec
 
 
-def _by_layer(words: Words, recipe: Mapping[str, Any]) -> list[Words]:
-    """The recipe of each entry of the pattern: the whole one's words under the entry's own."""
+def _sizes(words: Words) -> tuple[int, int]:
+    """Layers of the encoder and of the decoder."""
+    n, n_encoder = words.get("layers", 0), words.get("encoder_layers", 0)
+    for key, value in (("layers", n), ("encoder_layers", n_encoder)):
+        if value > MOST_LAYERS:
+            what, most = "more layers than any model has", f"≤ {MOST_LAYERS}"
+            raise ConfigError(what, field=f"/{key}", expected=most, got=value)
+    if not n and not n_encoder:
+        raise ConfigError("a model has layers", field="/layers", expected="a whole number > 0", got=n)
+    match words.get("kind"):
+        case "encoder" if n and n_encoder:
+            raise ConfigError("says that there is no decoder", field="/kind", expected="layers: 0", got="encoder")
+        case "encoder":
+            return n or n_encoder, 0
+        case "decoder" if n_encoder:
+            raise ConfigError(
+                "says that there is no encoder", field="/kind", expected="encoder_layers: 0", got="decoder"
+            )
+        case _:
+            return n_encoder, n
+
+
+def _by_layer(words: Words, recipe: Mapping[str, Any], most: int) -> list[Words]:
+    """The recipe of each entry of the pattern: the whole one's words under the entry's own.
+
+    ``most`` is how many layers the larger stack has.
+    """
     shared = {key: value for key, value in recipe.items() if key in LAYER}
     pattern = words.get("pattern", ["local"])
-    if len(pattern) > words.get("layers"):
-        raise ConfigError("longer than there are layers", field="/pattern", expected=words.get("layers"), got=pattern)
+    if len(pattern) > most:
+        raise ConfigError("longer than there are layers", field="/pattern", expected=most, got=pattern)
     found = []
     for i, entry in enumerate(pattern):
         at = f"/pattern/{i}"
@@ -140,16 +197,28 @@ class _Layer:
 
     @property
     def positions(self) -> Positions:
-        value = self.words.get("positions", "rotary")
-        return read_positions(value, self.d_head, f"{self.words.at}/positions")
+        return self._positions(not self.words.get("causal", True))
 
-    def block(self, dropout: float) -> BlockSpec:
-        """The layer as a spec."""
+    def _positions(self, both_ways: bool) -> Positions:
+        value = self.words.get("positions", "rotary")
+        return read_positions(value, self.d_head, f"{self.words.at}/positions", both_ways)
+
+    def block(self, dropout: float, encodes: bool = False, crosses: bool = False) -> BlockSpec:
+        """The layer as a spec.
+
+        Args:
+            dropout: everywhere.
+            encodes: whether a token reads those after it, whatever else is said.
+            crosses: whether it reads a source.
+        """
         w, norm, where = self.words, self.norm, self.where
         parallel, shared = w.get("parallel", False), w.get("shared_norm", False)
         before, on_output = where in ("pre", "sandwich"), where in ("out", "sandwich")
         moe = self._experts()
-        bodies = {"attn": self._attention(dropout), "mlp" if moe is None else "moe": moe or self._mlp()}
+        bodies: dict[str, AttentionSpec | MlpSpec | MoeSpec] = {"attn": self._attention(dropout, encodes)}
+        if crosses:
+            bodies["cross"] = _crossing(self._attention(dropout, encodes))
+        bodies["mlp" if moe is None else "moe"] = moe or self._mlp()
         return BlockSpec(
             tuple(
                 BranchSpec(
@@ -167,15 +236,17 @@ class _Layer:
             shared_norm=shared,
         )
 
-    def _attention(self, dropout: float) -> AttentionSpec:
-        w, positions = self.words, self.positions
+    def _attention(self, dropout: float, encodes: bool) -> AttentionSpec:
+        w = self.words
+        causal = w.get("causal", True) and not encodes
+        positions = self._positions(not causal)
         bias, over = w.get("bias", False), w.get("qk_norm", "none")
         n_heads = w.get("n_heads")
         return AttentionSpec(
             n_heads,
             w.get("n_kv_heads", n_heads),
             self.d_head,
-            mask=MaskRule(w.get("causal", True), w.get("window"), w.get("chunk"), w.get("prefix", False)),
+            mask=MaskRule(causal, w.get("window"), w.get("chunk"), w.get("prefix", False) and not encodes),
             rotary=positions.rotary,
             qk_norm=None if over == "none" else self.norm,
             qk_norm_over="width" if over == "width" else "head",
@@ -205,3 +276,8 @@ class _Layer:
             value = {"n_experts": value}
         n = value.get("n_experts", 2) if isinstance(value, Mapping) else 2
         return read(MoeSpec, value, at, expert=self._mlp(), top_k=min(2, n) if isinstance(n, int) else 2)
+
+
+def _crossing(spec: AttentionSpec) -> AttentionSpec:
+    """The attention to a source that goes with an attention to the text itself: all of it, from no distance."""
+    return replace(spec, mask=MaskRule(causal=False), rotary=None, bias=None, relative=None, cross=True)

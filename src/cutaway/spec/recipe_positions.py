@@ -60,20 +60,32 @@ def _rotary(fields: dict[str, Any], d_head: int, at: str) -> Positions:
     return Positions(rotary=read(RotarySpec, fields, at, base=10_000.0, d_rotary=int(d_head * share) // 2 * 2))
 
 
-_WORDS: dict[str, Callable[[dict[str, Any], int, str], Positions]] = {
-    "none": lambda fields, d_head, at: Positions(),
-    "learned": lambda fields, d_head, at: Positions(learned=fields),
-    "sinusoidal": lambda fields, d_head, at: Positions(sinusoidal=read(SinusoidalPositions, fields, at)),
-    "rotary": _rotary,
-    "alibi": lambda fields, d_head, at: Positions(bias=read(AlibiBias, fields, at)),
-    # T5's own numbers (Raffel et al. 2020), and those of Shaw et al. 2018.
-    "t5": lambda fields, d_head, at: Positions(bias=read(BucketBias, fields, at, n_buckets=32, max_distance=128)),
-    "shaw": lambda fields, d_head, at: Positions(relative=read(ShawRelative, fields, at, max_distance=16)),
+def _t5(fields: dict[str, Any], at: str, both_ways: bool) -> Positions:
+    # T5's own numbers (Raffel et al. 2020).
+    return Positions(bias=read(BucketBias, fields, at, n_buckets=32, max_distance=128, both_ways=both_ways))
+
+
+# Word → its fields, the width of a head, where they stand, and whether a token also reads those after it.
+_WORDS: dict[str, Callable[[dict[str, Any], int, str, bool], Positions]] = {
+    "none": lambda fields, d_head, at, both: Positions(),
+    "learned": lambda fields, d_head, at, both: Positions(learned=fields),
+    "sinusoidal": lambda fields, d_head, at, both: Positions(sinusoidal=read(SinusoidalPositions, fields, at)),
+    "rotary": lambda fields, d_head, at, both: _rotary(fields, d_head, at),
+    "alibi": lambda fields, d_head, at, both: Positions(bias=read(AlibiBias, fields, at)),
+    "t5": lambda fields, d_head, at, both: _t5(fields, at, both),
+    # The number of Shaw et al. 2018.
+    "shaw": lambda fields, d_head, at, both: Positions(relative=read(ShawRelative, fields, at, max_distance=16)),
 }
 
 
-def read_positions(value: object, d_head: int, at: str) -> Positions:
+def read_positions(value: object, d_head: int, at: str, both_ways: bool = False) -> Positions:
     """A word, or an object whose ``type`` is the word.
+
+    Args:
+        value: that.
+        d_head: width of a head.
+        at: where it stands.
+        both_ways: whether a token also reads those after it.
 
     Raises:
         ConfigError: neither, or with a field that is unknown or out of range.
@@ -84,4 +96,4 @@ def read_positions(value: object, d_head: int, at: str) -> Positions:
     word = fields.get("type")
     if not isinstance(word, str) or word not in _WORDS:
         raise ConfigError("unknown value", field=at, expected=" or ".join(_WORDS), got=word)
-    return _WORDS[word]({key: item for key, item in fields.items() if key != "type"}, d_head, at)
+    return _WORDS[word]({key: item for key, item in fields.items() if key != "type"}, d_head, at, both_ways)

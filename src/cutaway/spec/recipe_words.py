@@ -14,8 +14,11 @@ __all__ = ["LAYER", "MODEL", "Words"]
 # Word → type. Those of the second group may differ by layer, in an entry of the pattern.
 MODEL: dict[str, str] = {
     "d_model": "size",
-    "layers": "size",
+    "layers": "count",
+    "encoder_layers": "count",
+    "kind": "decoder encoder",
     "vocab_size": "size",
+    "source_vocab_size": "size",
     "max_positions": "size",
     "pattern": "pattern",
     "tied": "flag",
@@ -23,6 +26,11 @@ MODEL: dict[str, str] = {
     "embed_norm": "flag",
     "logit_scale": "number",
     "logit_cap": "number",
+    "types": "size",
+    "labels": "any",
+    "pool": "first last mean none",
+    "head_bias": "flag",
+    "head_transform": "flag",
     "dropout": "number",
 }
 LAYER: dict[str, str] = {
@@ -76,6 +84,8 @@ class Words:
                 return
             case "size":
                 fine, wanted = type(value) is int and value > 0, "a whole number > 0"
+            case "count":
+                fine, wanted = type(value) is int and value >= 0, "a whole number"
             case "flag":
                 fine, wanted = isinstance(value, bool), "true or false"
             case "number":

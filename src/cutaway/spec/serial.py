@@ -70,6 +70,7 @@ def _plain(value: Any, tagged: bool = False) -> Any:
             "blocks": [_plain(block) for block in blocks],
             "layers": [places[layer] for layer in value.layers],
             "norm": _plain(value.norm),
+            "dropout": value.dropout,
         }
     if is_dataclass(value):
         kind: Any = type(value)
@@ -113,8 +114,9 @@ def read(kind: type[T], value: object, at: str = "", /, **defaults: Any) -> T:
 
 def _stack(value: Mapping[str, Any], at: str) -> StackSpec:
     for key in value:
-        if key not in ("blocks", "layers", "norm"):
-            raise ConfigError("unknown field", field=f"{at}/{key}", expected="blocks, layers, norm", got=value[key])
+        if key not in ("blocks", "layers", "norm", "dropout"):
+            wanted = "blocks, layers, norm, dropout"
+            raise ConfigError("unknown field", field=f"{at}/{key}", expected=wanted, got=value[key])
     order = value.get("layers")
     if isinstance(order, list) and len(order) > MOST_LAYERS:
         raise LimitExceeded(
@@ -128,7 +130,8 @@ def _stack(value: Mapping[str, Any], at: str) -> StackSpec:
     if len({*numbers}) < len(blocks):
         raise ConfigError("some blocks are of no layer", field=f"{at}/blocks", expected=len({*numbers}))
     norm = _value(_hints(StackSpec)["norm"], value.get("norm"), f"{at}/norm")
-    return StackSpec(tuple(blocks[number] for number in numbers), norm)
+    dropout = _value(float, value.get("dropout", 0.0), f"{at}/dropout")
+    return StackSpec(tuple(blocks[number] for number in numbers), norm, dropout)
 
 
 @cache

@@ -1,0 +1,141 @@
+"""Models in and out: load one, build one, save one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cutaway.checkpoints.gguf_save import save_gguf
+from cutaway.checkpoints.load import dtype_named, load_checkpoint
+from cutaway.checkpoints.progress import Progress
+from cutaway.checkpoints.recipe import read_recipe
+from cutaway.checkpoints.resolve import resolve
+from cutaway.checkpoints.save import save_folder
+from cutaway.checkpoints.sentence import read_sentence, sentence_files
+from cutaway.errors import RequestError
+from cutaway.model import Model
+from cutaway.models.init import built
+from cutaway.spec import GenerationSettings, ModelSpec
+from cutaway.spec.check import check
+from cutaway.spec.recipe import expand
+from cutaway.tokenizers.gguf import from_gguf, has_vocabulary
+from cutaway.tokenizers.gguf_write import gguf_vocabulary
+from cutaway.tokenizers.load import from_folder
+from cutaway.tokenizers.save import companions
+from cutaway.tokenizers.tokenizer import Tokenizer
+
+
+def load(
+    source: str | PathLike[str] = "smollm2",
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    quantize: str | None = None,
+    revision: str | None = None,
+    offline: bool = False,
+    mmap: bool = False,
+    ignore: Iterable[str] = (),
+    progress: Progress | None = None,
+) -> Model:
+    """Load a model.
+
+    Args:
+        source: a hub id (``owner/name``, ``owner/name@revision``), a folder, a ``.gguf`` or ``.safetensors`` file, or
+            a name of the catalogue (``cutaway models``).
+        dtype: of the weights; by default float32 on a CPU and what is stored on a GPU.
+        device: by default a GPU if there is one.
+        quantize: not supported yet.
+        revision: branch, tag or commit of a hub id.
+        offline: use only what is here.
+        mmap: map safetensors instead of reading them into private memory; the file must then not change.
+        ignore: config keys to leave unread.
+        progress: told (done, total, label) while downloading and loading.
+
+    Raises:
+        CutawayError: see :mod:`cutaway.errors`. Nothing is ever half loaded.
+    """
+    if quantize is not None:
+        raise RequestError("not supported yet", field="quantize", expected=None, got=quantize)
+    resolved = resolve(source, revision=revision, offline=offline, progress=progress)
+    report = None if progress is None else (lambda done, total: progress(done, total, f"loading {resolved.path.name}"))
+    checkpoint = load_checkpoint(resolved, dtype=dtype, device=device, mmap=mmap, ignore=ignore, progress=report)
+    rows = checkpoint.transformer.spec.vocab_size
+    tokenizer: Tokenizer | None
+    if checkpoint.metadata:
+        has_one = has_vocabulary(checkpoint.metadata)
+        tokenizer = from_gguf(checkpoint.metadata, checkpoint.types, vocab_rows=rows) if has_one else None
+    else:
+        tokenizer = from_folder(checkpoint.path, vocab_rows=rows)
+    settings = checkpoint.settings
+    if tokenizer is not None:
+        settings = _with_ends(settings, tokenizer.eos_ids)
+    sentence = read_sentence(checkpoint.path) if checkpoint.path.is_dir() else None
+    return Model(checkpoint.transformer, tokenizer, settings, checkpoint, sentence)
+
+
+def _with_ends(settings: GenerationSettings, eos_ids: Iterable[int]) -> GenerationSettings:
+    """What ends an answer is the union of all that name something."""
+    return replace(settings, eos_ids=tuple(sorted({*settings.eos_ids, *eos_ids})))
+
+
+def build(recipe: ModelSpec | Mapping[str, Any] | str | PathLike[str], *, seed: int = 0) -> Model:
+    """Make a new model, its weights drawn at random.
+
+    Args:
+        recipe: a few words (see :mod:`cutaway.spec.recipe`) as a dict, YAML text or a YAML file; or a whole spec.
+        seed: same seed, same weights.
+
+    Raises:
+        ConfigError: a word or value that makes no sense, by its pointer.
+        LimitExceeded, ResourceError: larger than any model, or than this machine.
+
+    >>> model = build({"d_model": 32, "n_heads": 4, "layers": 2, "vocab_size": 64, "positions": "alibi"})
+    >>> model.logits([1, 2, 3]).shape
+    torch.Size([1, 3, 64])
+    """
+    if isinstance(recipe, ModelSpec):
+        check(recipe)
+        return Model(built(recipe, seed))
+    words = recipe if isinstance(recipe, Mapping) else read_recipe(recipe)
+    return Model(built(expand(words), seed))
+
+
+def save(
+    model: Model,
+    path: str | PathLike[str],
+    *,
+    format: str = "hf",
+    dtype: torch.dtype | str | None = None,
+    verify: bool = True,
+) -> None:
+    """Write a model, whole or not at all, file by file.
+
+    Args:
+        model: what to save.
+        path: a folder, or for GGUF a file; saving over what was loaded is safe.
+        format: ``"hf"``, a Hugging Face folder in the words of the model's family; ``"gguf"``, one file for llama.cpp;
+            ``"cutaway"``, a folder of our own that holds any spec.
+        dtype: of the matrices in a GGUF, fp32, fp16 or bf16; by default the model's own, as in a folder.
+        verify: read what was written back and compare it, bit by bit, before it takes its name.
+
+    Raises:
+        RequestError: another format, or one that the model has no words in.
+        UnsupportedModelError, ConfigError, TokenizerError: something of the model that the format cannot say, by name.
+        StorageError: the disk refused; what was there stays.
+    """
+    number = dtype_named(dtype)
+    if format == "gguf":
+        vocabulary = gguf_vocabulary(model.tokenizer, model.spec.vocab_size, eos_ids=model.settings.eos_ids)
+        return save_gguf(model.transformer, Path(path), vocabulary, dtype=number, verify=verify)
+    if format not in ("hf", "cutaway"):
+        raise RequestError("unknown format", field="format", expected="hf, gguf or cutaway", got=format)
+    if number not in (None, model.transformer.dtype):
+        raise RequestError("a folder holds the weights as they are", field="dtype", expected=None, got=dtype)
+    files, own = companions(model.tokenizer, model.settings), format == "cutaway"
+    also = {} if model.sentence is None else sentence_files(model.sentence, model.spec.d_model)
+    save_folder(model.transformer, Path(path), model._checkpoint, files, also=also, own=own, verify=verify)

@@ -1,0 +1,78 @@
+"""Many texts through a model that reads whole texts, like lengths together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cutaway.errors import ContextExceeded
+from cutaway.models import Transformer
+
+BUDGET = 8192  # tokens of a pass, pads included
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A text as a model reads it.
+
+    Attributes:
+        ids: its tokens, those that the tokenizer adds included.
+        types: each token's type, where the model has types.
+    """
+
+    ids: Sequence[int]
+    types: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Some of the texts, read.
+
+    Attributes:
+        rows: which of the texts these are.
+        hidden: final vectors. [batch, query, d_model]
+        positions: −1 for a pad. [batch, query]
+    """
+
+    rows: list[int]
+    hidden: Tensor
+    positions: Tensor
+
+
+@torch.no_grad()
+def passes(model: Transformer, texts: Sequence[Encoded], budget: int = BUDGET) -> Iterator[Pass]:
+    """Read texts, the longest first, as many at once as the budget allows.
+
+    An encoder–decoder's encoder reads them. Pads are nothing: a text's vectors do not depend on what is beside it.
+
+    Raises:
+        ContextExceeded: a text longer than a learned table of positions.
+    """
+    limit = model.spec.position_limit if model.spec.source is None else model.spec.source_limit
+    for i, text in enumerate(texts):
+        if limit is not None and len(text.ids) > limit:
+            raise ContextExceeded(
+                "longer than the model's table of positions",
+                field=f"texts/{i}",
+                expected=f"at most {limit} tokens",
+                got=len(text.ids),
+            )
+    order = sorted(range(len(texts)), key=lambda i: -len(texts[i].ids))
+    while order:
+        width = max(1, len(texts[order[0]].ids))
+        rows, order = order[: max(1, budget // width)], order[max(1, budget // width) :]
+        ids, positions = _table([texts[i].ids for i in rows], width, 0), torch.arange(width).expand(len(rows), -1)
+        lengths = torch.tensor([[len(texts[i].ids)] for i in rows])
+        positions = torch.where(positions < lengths, positions, -1)
+        types = None
+        if any(texts[i].types for i in rows):
+            types = _table([texts[i].types or [0] * len(texts[i].ids) for i in rows], width, 0)
+        reads = model.encode if model.spec.encoder.layers else model.hidden
+        yield Pass(rows, reads(ids, positions, types=types), positions)
+
+
+def _table(rows: Sequence[Sequence[int]], width: int, fill: int) -> Tensor:
+    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=torch.long)
