@@ -182,3 +182,38 @@ def test_hints_show_where_an_error_ends_a_program() -> None:
 
     assert RequestError("no", hint="do this").__notes__ == ["do this"]
     assert errors.__doc__
+
+
+def test_arguments_of_no_use_are_typed_errors(tmp_path: Path) -> None:
+    """Found by a reader who had no part in it: raw TypeErrors, and words that were taken in silence."""
+    words = {"d_model": 32, "n_heads": 4, "layers": 1, "vocab_size": 16}
+    model = cutaway.build(words)
+    for call in (
+        lambda: cutaway.save(model, None),  # type: ignore[arg-type]
+        lambda: cutaway.save(3, tmp_path / "p"),  # type: ignore[arg-type]
+        lambda: cutaway.build(None),  # type: ignore[arg-type]
+        lambda: cutaway.build([1]),  # type: ignore[arg-type]
+        lambda: cutaway.build(words, seed="x"),  # type: ignore[arg-type]
+        lambda: cutaway.build(words, seed=1.5),  # type: ignore[arg-type]
+        lambda: cutaway.load(tmp_path, ignore="x"),
+        lambda: model.trace([1, 2], "logits", edits="x"),  # type: ignore[arg-type]
+        lambda: model.trace([1, 2], "logits", edits={"logits": None}),  # type: ignore[dict-item]
+        lambda: model.trace([1, 2], 3),  # type: ignore[arg-type]
+        lambda: model.trace([1, 2], ["logits"]),  # type: ignore[arg-type]
+        lambda: model.logits([1], target=[1]),
+    ):
+        with pytest.raises(cutaway.errors.RequestError):
+            call()
+
+
+def test_a_long_trace_reserves_nothing_for_what_may_never_come() -> None:
+    model = cutaway.build({"d_model": 32, "n_heads": 4, "layers": 1, "vocab_size": 16})
+    kept = model.trace([1, 2], "logits", max_tokens=300)
+    assert kept["logits"].shape == (1, 302, 16)
+
+
+def test_a_key_to_ignore_that_is_not_there_is_said(tmp_path: Path) -> None:
+    model = cutaway.build({"d_model": 32, "n_heads": 4, "layers": 1, "vocab_size": 16})
+    cutaway.save(model, tmp_path, format="cutaway")
+    with pytest.warns(UserWarning, match="no key 'modeltype' to ignore; did you mean 'model_type'"):
+        cutaway.load(tmp_path, ignore=("modeltype",))

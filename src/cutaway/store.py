@@ -18,6 +18,7 @@ from cutaway.checkpoints.resolve import resolve
 from cutaway.checkpoints.save import save_folder
 from cutaway.checkpoints.sentence import read_sentence, sentence_files
 from cutaway.errors import RequestError
+from cutaway.generation.checks import whole
 from cutaway.model import Model
 from cutaway.models.init import built
 from cutaway.spec import GenerationSettings, ModelSpec
@@ -59,6 +60,8 @@ def load(
     Raises:
         CutawayError: see :mod:`cutaway.errors`. Nothing is ever half loaded.
     """
+    if isinstance(ignore, str):
+        raise RequestError("not a list of keys", field="ignore", expected=f"({ignore!r},)", got=ignore)
     if quantize is not None:
         raise RequestError("not supported yet", field="quantize", expected=None, got=quantize)
     resolved = resolve(source, revision=revision, offline=offline, progress=progress)
@@ -98,9 +101,14 @@ def build(recipe: ModelSpec | Mapping[str, Any] | str | PathLike[str], *, seed: 
     >>> model.logits([1, 2, 3]).shape
     torch.Size([1, 3, 64])
     """
+    whole("seed", seed, -(2**63), 2**63 - 1)
     if isinstance(recipe, ModelSpec):
         check(recipe)
         return Model(built(recipe, seed))
+    if not isinstance(recipe, (Mapping, str, PathLike)):
+        raise RequestError(
+            "not a recipe", field="recipe", expected="words, YAML, a YAML file or a ModelSpec", got=recipe
+        )
     words = recipe if isinstance(recipe, Mapping) else read_recipe(recipe)
     return Model(built(expand(words), seed))
 
@@ -128,6 +136,10 @@ def save(
         UnsupportedModelError, ConfigError, TokenizerError: something of the model that the format cannot say, by name.
         StorageError: the disk refused; what was there stays.
     """
+    if not isinstance(model, Model):
+        raise RequestError("not a model", field="model", expected="what load or build gave", got=model)
+    if not isinstance(path, (str, PathLike)) or not str(path):
+        raise RequestError("not a path", field="path", expected="a folder, or a file for GGUF", got=path)
     number = dtype_named(dtype)
     if format == "gguf":
         vocabulary = gguf_vocabulary(model.tokenizer, model.spec.vocab_size, eos_ids=model.settings.eos_ids)

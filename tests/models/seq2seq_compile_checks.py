@@ -41,7 +41,11 @@ def steps(models: tuple[Transformer, Transformer], source: Tensor, target: Tenso
         yield
 
 
-@pytest.mark.parametrize("name", tiny.FAMILIES)
+QUICK = "t5-v1.1"
+EACH = [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in tiny.FAMILIES]
+
+
+@pytest.mark.parametrize("name", EACH)
 @torch.no_grad()
 def test_no_step_is_compiled_again(name: str) -> None:
     """Buffers grow from 9 on the way; another source, another batch, another length have their graphs already."""

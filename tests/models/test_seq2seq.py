@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -65,7 +65,8 @@ def test_every_quantity_by_name(name: str) -> None:
         sizes = SIZES | axis_sizes(model.spec, key)
         assert [tuple(value.shape) for value in kept[key]] == [tuple(sizes[word] for word in words)], key
     model.attention = "explicit"
-    for edits in ({}, {key: [lambda x: x.clone()] for key in axes}, *({key: [lambda x: x.clone()]} for key in axes)):
+    alone = [key for key in axes if ".layers." not in key or key.split(".")[2] == "0"]
+    for edits in ({}, {key: [lambda x: x.clone()] for key in axes}, *({key: [lambda x: x.clone()]} for key in alone)):
         # Some are computed another way when they are asked for.
         assert float((seen(model, [], edits)[1] - logits).abs().max()) <= 1e-4, edits
 
@@ -178,6 +179,7 @@ def torch_s_own(model: Transformer, final: bool) -> nn.Transformer:
     """PyTorch's module with our weights, embedding and head apart."""
     d, e, n = model.spec.d_model, len(model.spec.encoder.layers), len(model.spec.decoder.layers)
     theirs = nn.Transformer(d, 4, e, n, 80, dropout=0.0, activation="relu", batch_first=True)
+    theirs.encoder.use_nested_tensor = False
     if not final:  # it adds a norm that the paper does not have
         theirs.encoder.norm = theirs.decoder.norm = None
     weights: dict[str, Tensor] = {}
@@ -244,15 +246,26 @@ def test_the_paper_s_base_model_starts_undecided() -> None:
         return nn.functional.cross_entropy(logits.flatten(0, 1), source.flatten())
 
     first = float(loss(tap).detach())
-    assert abs(first - 4.16) < 0.7
+    assert abs(first - math.log(64)) < 0.7
     for [rows] in tap.kept.values():
         assert 0.85 < float(rows.std().detach()) < 1.15
-    optimiser = torch.optim.Adam(model.train().parameters(), 1e-3)
-    for _ in range(150):
+    optimiser = torch.optim.Adam(model.train().parameters(), 2e-3)
+    for _ in range(60):
         optimiser.zero_grad()
         loss().backward()
         optimiser.step()
-    assert float(loss().detach()) < first / 4
+    assert float(loss().detach()) < first / 2
+
+
+@torch.no_grad()
+def test_it_does_not_begin_by_repeating() -> None:
+    """At the paper's own width: rows are scaled up, and the head has the same ones. (Smaller steps: a loss of 19.5.)"""
+    words = {**PAPER, "d_model": 512, "n_heads": 8, "layers": 6, "encoder_layers": 6, "vocab_size": 300}
+    model = built(expand({**words, "d_ff": 2048, "embed_scale": 512**0.5}))
+    source, target, wanted = torch.randint(0, 300, (3, 2, 20), generator=torch.Generator().manual_seed(1))
+    logits = model(target, source=model.read(source))
+    assert abs(float(nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())) - math.log(300)) < 0.8
+    assert abs(float(logits.gather(-1, target[..., None]).mean())) < 1.5
 
 
 def checks(marked: str) -> None:
@@ -281,12 +294,3 @@ def test_graphs() -> None:
 @pytest.mark.slow
 def test_through_the_real_compiler() -> None:
     checks("slow")
-
-
-def test_a_copy_is_its_own() -> None:
-    model = tiny.transformer("marian-two-tables")
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.zero_()
-    assert bool(model.state_dict()["source_embed.tokens"].any())

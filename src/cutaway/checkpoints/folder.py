@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -62,13 +63,14 @@ def read_config(
         dtype = values.get(key)
         if dtype is not None and dtype not in ("float32", "float16", "bfloat16", "float64", "auto"):
             raise reader.error(key, "unknown value", expected="float32, float16 or bfloat16", got=dtype)
-    generation = None
+    generation, stated = None, dict[str, Any]()
     beside = folder / "generation_config.json"
     if beside.exists() or beside.is_symlink():  # a link to nowhere is not the same as no file
         raw = read_json(beside, limit=MOST_CONFIG, error=ConfigError)
         if not isinstance(raw, dict):
             raise ConfigError("not an object", path=beside, expected="an object", got=type(raw).__name__)
-        generation = ConfigReader(raw, path=str(beside), ignore=ignore)
+        generation, stated = ConfigReader(raw, path=str(beside), ignore=ignore), raw
+    _note_unmet(frozenset(ignore), values, stated, path)
     # A second reader: the first has already accounted for every key.
     return (
         family,
@@ -76,6 +78,16 @@ def read_config(
         read_settings(ConfigReader(values, path=str(path), ignore=ignore), generation, spec.vocab_size),
         values,
     )
+
+
+def _note_unmet(ignore: frozenset[str], config: dict[str, Any], generation: dict[str, Any], path: Path) -> None:
+    """Say which keys to ignore are not there: they may be misspelt."""
+    there = {*config, *generation}
+    there |= {key for value in (*config.values(), *generation.values()) if isinstance(value, dict) for key in value}
+    for key in sorted(ignore - there):
+        near = difflib.get_close_matches(key, there, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        warnings.warn(f"{path}: there is no key {key!r} to ignore{hint}", stacklevel=2)
 
 
 class FolderSource:

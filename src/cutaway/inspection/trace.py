@@ -17,6 +17,8 @@ from cutaway.inspection.record import Edit, Recorder
 from cutaway.models import Transformer
 from cutaway.spec.names import match, tap_names
 
+ROOM = 256  # tokens to come that a cache makes room for at once; it grows
+
 
 class Trace(Mapping[str, Tensor]):
     """Name → tensor, with the words for its axes. A pattern will do where it means one name.
@@ -140,7 +142,7 @@ def _go_on(
     """Read the rows and go on with the likeliest tokens, which are added to them."""
     length = len(rows[0])
     # Slots of a ring are out of order; here the key axis must be that of the text.
-    cache = model.new_cache(len(rows), length + max_tokens, sliding=False, source=source)
+    cache = model.new_cache(len(rows), length + min(max_tokens, ROOM), sliding=False, source=source)
     step = torch.tensor(rows)
     left = max_tokens
     while True:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from cutaway.errors import ResourceError
 from cutaway.models.transformer import Transformer
+from cutaway.modules.block import Branch
 from cutaway.modules.norm import Norm
 from cutaway.spec import ModelSpec
 
@@ -68,9 +69,26 @@ def _tokens(start: Start) -> Tensor:
 
 
 def _residual(start: Start) -> Tensor:
+    if _normed_after(start):
+        return _glorot(start)
     stack = start.model.spec.stacks[start.name.partition(".")[0]]
     additions = sum(len(layer.branches) for layer in stack.layers)
     return start.normal(STD / math.sqrt(additions))
+
+
+def _inner(start: Start) -> Tensor:
+    return _glorot(start) if _normed_after(start) else start.normal(STD)
+
+
+def _normed_after(start: Start) -> bool:
+    """Whether the stream is normed after the sum with what this matrix's branch adds."""
+    branch = start.model.get_submodule(start.name.partition(".body.")[0])
+    assert isinstance(branch, Branch)
+    return branch.spec.post_norm is not None
+
+
+def _glorot(start: Start) -> Tensor:
+    return start.uniform(math.sqrt(6 / sum(start.shape[-2:])))
 
 
 def _plain(start: Start) -> Tensor:
@@ -96,20 +114,26 @@ TABLE: tuple[tuple[str, Draw, str], ...] = (
     ),
     (
         "*.body.near_*",
-        lambda start: start.uniform(math.sqrt(6 / sum(start.shape))),
+        _glorot,
         "uniform by fan-in and fan-out: Glorot & Bengio 2010, what Shaw et al. 2018's code leaves to its library",
     ),
     (
         "*.body.out.weight",
         _residual,
-        "N(0, 0.02/√n), n the branches that add to the stream (2 · layers): Radford et al. 2019, section 2.3",
+        "N(0, 0.02/√n), n the branches that add to the stream (2 · layers): Radford et al. 2019, section 2.3; where a "
+        "norm follows each sum, uniform by fan-in and fan-out: the code of Vaswani et al. 2017. With smaller ones the "
+        "stream would stay the token that was read, and a tied head would say it again",
     ),
     ("*.body.down", _residual, "the same, of each expert"),
     ("*.body.down.weight", _residual, "the same"),
-    ("*.body.[qkv].weight", _plain, "N(0, 0.02): GPT-2's code"),
-    ("*.body.gate*", _plain, "the same"),
-    ("*.body.up*", _plain, "the same"),
-    ("*.body.router.weight", _plain, "the same; Mixtral's and Qwen's config state it too (initializer_range)"),
+    ("*.body.[qkv].weight", _inner, "N(0, 0.02): GPT-2's code; where a norm follows each sum, as out"),
+    ("*.body.gate*", _inner, "the same"),
+    ("*.body.up*", _inner, "the same"),
+    (
+        "*.body.router.weight",
+        _plain,
+        "N(0, 0.02): GPT-2's code; Mixtral's and Qwen's config state it too (initializer_range)",
+    ),
     ("head.weight", _plain, "the same"),
     ("head.*dense.weight", _plain, "the same: BERT's code"),
     ("head.out.weight", _plain, "the same"),

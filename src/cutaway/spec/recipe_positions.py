@@ -60,7 +60,7 @@ def _rotary(fields: dict[str, Any], d_head: int, at: str) -> Positions:
     return Positions(rotary=read(RotarySpec, fields, at, base=10_000.0, d_rotary=int(d_head * share) // 2 * 2))
 
 
-def _t5(fields: dict[str, Any], at: str, both_ways: bool) -> Positions:
+def _buckets(fields: dict[str, Any], at: str, both_ways: bool) -> Positions:
     # T5's own numbers (Raffel et al. 2020).
     return Positions(bias=read(BucketBias, fields, at, n_buckets=32, max_distance=128, both_ways=both_ways))
 
@@ -72,7 +72,7 @@ _WORDS: dict[str, Callable[[dict[str, Any], int, str, bool], Positions]] = {
     "sinusoidal": lambda fields, d_head, at, both: Positions(sinusoidal=read(SinusoidalPositions, fields, at)),
     "rotary": lambda fields, d_head, at, both: _rotary(fields, d_head, at),
     "alibi": lambda fields, d_head, at, both: Positions(bias=read(AlibiBias, fields, at)),
-    "t5": lambda fields, d_head, at, both: _t5(fields, at, both),
+    "t5": lambda fields, d_head, at, both: _buckets(fields, at, both),
     # The number of Shaw et al. 2018.
     "shaw": lambda fields, d_head, at, both: Positions(relative=read(ShawRelative, fields, at, max_distance=16)),
 }
