@@ -86,12 +86,19 @@ def _with_ends(settings: GenerationSettings, eos_ids: Iterable[int]) -> Generati
     return replace(settings, eos_ids=tuple(sorted({*settings.eos_ids, *eos_ids})))
 
 
-def build(recipe: ModelSpec | Mapping[str, Any] | str | PathLike[str], *, seed: int = 0) -> Model:
+def build(
+    recipe: ModelSpec | Mapping[str, Any] | str | PathLike[str],
+    *,
+    seed: int = 0,
+    tokenizer: Tokenizer | str | PathLike[str] | None = None,
+) -> Model:
     """Make a new model, its weights drawn at random.
 
     Args:
         recipe: a few words (see :mod:`cutaway.spec.recipe`) as a dict, YAML text or a YAML file; or a whole spec.
         seed: same seed, same weights.
+        tokenizer: what turns text into ids, or a folder that has one. A recipe that leaves ``vocab_size`` out takes
+            it from there, and its end token ends an answer.
 
     Raises:
         ConfigError: a word or value that makes no sense, by its pointer.
@@ -102,15 +109,23 @@ def build(recipe: ModelSpec | Mapping[str, Any] | str | PathLike[str], *, seed: 
     torch.Size([1, 3, 64])
     """
     whole("seed", seed, -(2**63), 2**63 - 1)
-    if isinstance(recipe, ModelSpec):
-        check(recipe)
-        return Model(built(recipe, seed))
-    if not isinstance(recipe, (Mapping, str, PathLike)):
-        raise RequestError(
-            "not a recipe", field="recipe", expected="words, YAML, a YAML file or a ModelSpec", got=recipe
-        )
-    words = recipe if isinstance(recipe, Mapping) else read_recipe(recipe)
-    return Model(built(expand(words), seed))
+    given: object = recipe
+    if not isinstance(given, (ModelSpec, Mapping, str, PathLike)):
+        wanted = "words, YAML, a YAML file or a ModelSpec"
+        raise RequestError("not a recipe", field="recipe", expected=wanted, got=given)
+    words = read_recipe(recipe) if isinstance(recipe, (str, PathLike)) else recipe
+    cutter = from_folder(tokenizer) if isinstance(tokenizer, (str, PathLike)) else tokenizer
+    if isinstance(words, ModelSpec):
+        check(words)
+        spec = words
+    else:
+        spec = expand(words if cutter is None else {"vocab_size": cutter.vocab_size, **words})
+    rows = spec.source_vocab_size or spec.vocab_size
+    if cutter is not None and cutter.vocab_size > rows:
+        what = "the tokenizer has tokens that the model has no rows for"
+        raise RequestError(what, field="vocab_size", expected=f"≥ {cutter.vocab_size}", got=rows)
+    ends = GenerationSettings() if cutter is None else GenerationSettings(eos_ids=cutter.eos_ids)
+    return Model(built(spec, seed), cutter, ends)
 
 
 def save(
