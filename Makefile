@@ -38,8 +38,8 @@ models: $(VENV)/ready-dev
 	$(BIN)/python tests/get_models.py "$(CUTAWAY_TEST_MODELS)"
 
 lint: $(VENV)/ready-dev
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
 
 test: lint models

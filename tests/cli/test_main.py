@@ -257,7 +257,15 @@ SAMPLING = {
     "top_k": (-1, 0, 1, 10**6, 1.5, "x"),
     "max_tokens": (-1, 0, 1, 10**6, 1.5, "x"),
     "stop": ("", "x", " "),
+    "bad_words": ("", "x", " "),
+    "no_repeat_ngram_size": (-1, 0, 3, 1.5, "x"),
+    "min_tokens": (-1, 0, 7, 1.5, "x"),
+    "num_beams": (-1, 0, 1, 2, 1024, 1025, 1.5, "x", ""),
+    "length_penalty": (-51, -50, 0, 0.5, 50, 50.1, float("nan"), float("inf"), "x"),
+    "early_stopping": (True, False, "never", "always", "", 1),
+    "choices": (-1, 0, 1, 1024, 1025, 1.5, "x"),
 }
+SEARCH = ("num_beams", "length_penalty", "early_stopping", "choices")  # of run alone
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in SAMPLING.items() for value in values])
@@ -273,14 +281,15 @@ def test_what_the_model_would_refuse_is_refused_before_it_is_loaded(
 
     for verb in ("run", "chat", "next"):
         monkeypatch.setattr(f"cutaway.cli.{verb}.load_model", stop)
+    argument = "n" if name == "choices" else name
     try:
-        resolve(GenerationSettings(), 100, **{name: value})  # type: ignore[arg-type]
+        resolve(GenerationSettings(), 100, **{argument: value})  # type: ignore[arg-type]
         taken = True
     except errors.RequestError:
         taken = False
-    for verb in ("run", "chat"):
+    for verb in ("run",) if name in SEARCH else ("run", "chat"):
         done = call(verb, "hi", f"--{name.replace('_', '-')}={value}", "--json")
         assert done.code == (5 if taken else 2)
-        assert done.error["field"] == (None if taken else name)
+        assert done.error["field"] == (None if taken else argument)
     if name == "temperature":
         assert call("next", "hi", f"--temperature={value}").code == (5 if taken else 2)

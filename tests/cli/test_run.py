@@ -13,7 +13,7 @@ import pytest
 import cutaway
 
 Call = Callable[..., Any]
-KEYS = {"text", "tokens", "finish_reason", "usage", "logprobs", "timing", "model", "settings"}
+KEYS = {"text", "tokens", "finish_reason", "score", "usage", "logprobs", "timing", "model", "settings"}
 
 
 def test_the_text_goes_to_stdout_and_nothing_else(call: Call, folder: Path) -> None:

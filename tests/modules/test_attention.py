@@ -415,7 +415,7 @@ def test_memory_for_a_long_text() -> None:
             assert model(torch.zeros(1, 20_000, dtype=torch.long)).isfinite().all()
         print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
     """
-    run = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120)
+    run = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert float(run.stdout) < 200
 

@@ -13,6 +13,7 @@ import click
 from cutaway.cli.common import Settings, load_model, read_stdin
 from cutaway.cli.failures import failure_of, say
 from cutaway.cli.interrupts import interruptible
+from cutaway.cli.kinds import check_able
 from cutaway.cli.options import COUNT, shared
 from cutaway.cli.sampling import as_dict, choosing, given, note_end, note_idle, stats_line
 from cutaway.cli.text import Look, safe
@@ -55,10 +56,11 @@ def command(
 
     start = time.perf_counter()
     model = load_model(settings)
+    check_able(settings, model, "chat")
     if model.tokenizer is None or model.tokenizer.chat_template is None:
-        raise TemplateError(
-            "this model has no chat template", path=settings.model, hint="it completes text: `cutaway run`"
-        )
+        does = "completes" if model.spec.source is None else "answers a"
+        hint = f"it {does} text: `cutaway run`"
+        raise TemplateError("this model has no chat template", path=settings.model, hint=hint)
     arguments = given({"max_tokens": max_tokens, "seed": settings.seed, **options}.items())
     note_idle(settings, model, arguments)
     streamed = not (settings.json or settings.to_file)
@@ -95,7 +97,7 @@ def _once(
     if result is None:
         raise KeyboardInterrupt
     if settings.json:
-        settings.emit_json(as_dict(model, result, arguments, talk.clock, settings) | {"messages": talk.messages})
+        settings.emit_json(as_dict(model, [result], arguments, talk.clock, settings) | {"messages": talk.messages})
     elif settings.to_file:
         settings.emit(result.text + "\n")
     else:

@@ -33,6 +33,7 @@ class Distribution:
         entropy: of the whole distribution, in bits.
         n_tokens: length of the prompt.
         n_others: tokens not in ``best``.
+        answers: whether the token begins an answer (of an encoder–decoder) instead of going on with the prompt.
     """
 
     prompt: str
@@ -41,6 +42,7 @@ class Distribution:
     entropy: float
     n_tokens: int
     n_others: int
+    answers: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
@@ -61,12 +63,13 @@ COLDEST = 1e-3  # below this it counts as 0: the best token has all of it anyway
 
 
 def predict(model: Model, prompt: str, ids: list[int], top: int, temperature: float) -> tuple[Distribution, Any]:
-    """The distribution after ``ids``, and all its log-probabilities. [vocab]"""
+    """The distribution after ``ids``, or of the answer to them, and all its log-probabilities. [vocab]"""
     import torch
 
     from cutaway.generation.logits import check_finite
 
-    rows = model.logits(ids)
+    answers = model.spec.source is not None
+    rows = model.trace(ids, "logits")["logits"] if answers else model.logits(ids)
     assert isinstance(rows, torch.Tensor)
     logits = rows[0, -1].float().cpu()
     check_finite(logits[None])
@@ -80,14 +83,14 @@ def predict(model: Model, prompt: str, ids: list[int], top: int, temperature: fl
     if model.tokenizer is None:
         texts = [(f"<{token}>", b"", False) for token in chosen]
     else:
-        texts = [(p.text, p.bytes, p.special) for p in model.tokenizer.pieces(chosen)]
+        texts = [(p.text, p.bytes, p.special) for p in model.tokenizer.target.pieces(chosen)]
     best = tuple(
         Candidate(token, *text, float(probabilities[token]), float(logits[token]))
         for token, text in zip(chosen, texts, strict=True)
     )
     entropy = float(-(probabilities * logprobs).nan_to_num().sum() / torch.tensor(2.0).log())
     rest = max(0.0, 1.0 - sum(c.probability for c in best))
-    return Distribution(prompt, best, rest, abs(entropy), len(ids), len(logits) - len(best)), logprobs
+    return Distribution(prompt, best, rest, abs(entropy), len(ids), len(logits) - len(best), answers), logprobs
 
 
 def divergence(p: Any, q: Any) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cutaway.cli.anatomy import Source
-from cutaway.cli.text import Look, counted, nbytes, rounded
+from cutaway.cli.text import Look, counted, nbytes, rounded, visible
 from cutaway.cli.tree import ranges
 from cutaway.spec import (
     AlibiBias,
@@ -29,6 +29,8 @@ from cutaway.spec import (
 
 __all__ = ["as_dict", "cache_bytes", "describe"]
 
+_LABELS = 6  # of a classifier that are named
+
 
 def describe(source: Source, look: Look) -> list[str]:
     """The lines above the tree."""
@@ -48,13 +50,19 @@ def describe(source: Source, look: Look) -> list[str]:
     lines = [f"{title}  {look.paint(spec.family, 'cyan')}", *_folded(lead, look), ""]
     for name, stack in spec.stacks.items():
         lines += _stack(stack, f"{name} " if len(spec.stacks) > 1 else "", look)
-    lines += _wrapped("embed", _embedding(spec.embedding), look)
+    if len(spec.stacks) > 1:
+        lines.append(look.paint("before and after the layers", "dim"))
     if spec.source is not None:
-        lines += _wrapped("source", _embedding(spec.source), look)
-    lines += _wrapped("head", _head(spec), look)
+        own = spec.source_vocab_size
+        tokens = "the same tokens" if own is None else f"{own:,} tokens of its own"
+        lines += _wrapped("source", [tokens, *_embedding(spec.source)], look)
+    lines += _wrapped("embed", _embedding(spec.embedding), look)
+    lines += _wrapped("head", _head(spec, look), look)
     memory = [f"{nbytes(4 * count)} in fp32", f"{nbytes(2 * count)} in bf16"]
     if spec.decoder.layers:
         memory.append(f"and {nbytes(cache_bytes(spec))} of cache a token in fp32")
+    if spec.source is not None:
+        memory.append(f"{nbytes(source_bytes(spec))} a token of the source")
     return [*lines, *_wrapped("memory", memory, look)]
 
 
@@ -181,7 +189,7 @@ def _embedding(spec: EmbeddingSpec) -> list[str]:
     return facts if spec.norm is None else [*facts, _norm(spec.norm)]
 
 
-def _head(spec: ModelSpec) -> list[str]:
+def _head(spec: ModelSpec, look: Look) -> list[str]:
     match spec.head:
         case HeadSpec() as head:
             facts = _transform(head.transform)
@@ -196,9 +204,12 @@ def _head(spec: ModelSpec) -> list[str]:
         case PoolerSpec() as pooler:
             return _pooler(pooler)
         case ClassifierSpec() as classifier:
-            named = ", ".join(classifier.labels[:6]) + (" …" if len(classifier.labels) > 6 else "")
             of = _pooler(classifier.pooler) if classifier.pooler is not None else ["for each token"]
-            return [*of, f"{counted(len(classifier.labels), 'label')}: {named}"]
+            kind = {"single": "label", "multi": "independent label", "regression": "number"}[classifier.kind]
+            first, *others = [visible(label, look) for label in classifier.labels[:_LABELS]]
+            more = len(classifier.labels) - _LABELS
+            named = [f"{counted(len(classifier.labels), kind)}: {first}", *others]
+            return [*of, *named, *([f"and {more:,} more"] if more > 0 else [])]
         case _:
             return ["none: the stream itself"]
 
@@ -220,6 +231,12 @@ def cache_bytes(spec: ModelSpec, itemsize: int = 4) -> int:
     return sum(2 * a.n_kv_heads * a.d_head * itemsize for a in layers)
 
 
+def source_bytes(spec: ModelSpec, itemsize: int = 4) -> int:
+    """What a token of an encoder–decoder's source costs in the cache."""
+    bodies = (layer.cross for layer in spec.decoder.layers)
+    return sum(2 * a.n_kv_heads * a.d_head * itemsize for a in bodies if a is not None)
+
+
 def as_dict(source: Source) -> dict[str, Any]:
     """A model for --json."""
     spec = source.spec
@@ -233,8 +250,9 @@ def as_dict(source: Source) -> dict[str, Any]:
             "max_positions": spec.max_positions,
             "tied": isinstance(spec.head, HeadSpec) and spec.head.tied,
             "stacks": {name: len(stack.layers) for name, stack in spec.stacks.items()},
-            **({"labels": list(spec.head.labels)} if isinstance(spec.head, ClassifierSpec) else {}),
+            **_labels(spec),
             "cache_bytes_per_token_fp32": cache_bytes(spec),
+            **({} if spec.source is None else {"cache_bytes_per_source_token_fp32": source_bytes(spec)}),
         }
     tensors = [
         {"name": p.name, "stored": p.stored, "shape": list(p.shape), "type": p.type, "bytes": p.nbytes}
@@ -250,3 +268,9 @@ def as_dict(source: Source) -> dict[str, Any]:
         "not_used": source.left,
         "missing": source.missing,
     }
+
+
+def _labels(spec: ModelSpec) -> dict[str, Any]:
+    if not isinstance(spec.head, ClassifierSpec):
+        return {}
+    return {"labels": list(spec.head.labels), "label_kind": spec.head.kind}

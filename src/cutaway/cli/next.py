@@ -9,6 +9,7 @@ import click
 
 from cutaway.cli.common import Settings, as_input, load_model, text_argument
 from cutaway.cli.distribution import Distribution, divergence, draw, predict
+from cutaway.cli.kinds import check_able
 from cutaway.cli.options import COUNT, Number, shared
 from cutaway.cli.text import Look, counted, cut, visible, width
 
@@ -29,7 +30,7 @@ _ESCAPE = re.compile("\x1b\\[[0-9;]*m")
 def command(
     settings: Settings, /, prompt: str | None, top: int, temperature: float, compare: str | None, special: bool
 ) -> None:
-    """Show the distribution of the token that follows PROMPT.
+    """Show the distribution of the token that follows PROMPT; of an encoder-decoder, of its answer's first token.
 
     A leading space shows as a dot, line ends and other invisible characters as signs. The bars are relative to the
     likeliest token; the last column is the logit.
@@ -38,6 +39,7 @@ def command(
         raise click.BadParameter("at least one token must be shown.", param_hint="--top")
     text = text_argument(prompt, missing='No prompt. Try: cutaway next "The capital of France is"')
     model = load_model(settings)
+    check_able(settings, model, "next")
     prompts = [text] if compare is None else [text, compare]
     found = []
     for one in prompts:
@@ -74,6 +76,8 @@ def _head(distribution: Distribution, look: Look, temperature: float) -> list[st
     """The end of the prompt, and the facts."""
     shown = cut(visible(distribution.prompt, look), look.width, look, left=True)
     facts = [counted(distribution.n_tokens, "token"), f"entropy {distribution.entropy:.2f} bits"]
+    if distribution.answers:
+        facts.append("the answer's first token")
     if temperature != 1:
         facts.append(f"temperature {temperature:g}")
     return [look.paint(shown, "bold"), look.paint(cut(f" {look.dot} ".join(facts), look.width, look), "dim"), ""]

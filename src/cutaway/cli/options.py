@@ -11,7 +11,7 @@ import click
 
 from cutaway.cli.common import Settings
 
-__all__ = ["COUNT", "F", "Number", "Text", "complete_model", "shared"]
+__all__ = ["COUNT", "Early", "F", "Number", "Text", "complete_model", "shared"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
@@ -67,6 +67,18 @@ class Text(click.ParamType):  # type: ignore[type-arg]
         return str(value) or self.fail("the text is empty.", param, ctx)
 
 
+class Early(click.ParamType):  # type: ignore[type-arg]
+    """When beams end: ``true``, ``false`` or ``never``, as checkpoints have it."""
+
+    name = "early"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool | str:
+        """The value."""
+        words: dict[str, bool | str] = {"true": True, "false": False, "never": "never"}
+        word = str(value).lower()
+        return words[word] if word in words else self.fail(f"{value!r} is not true, false or never.", param, ctx)
+
+
 class Device(click.ParamType):  # type: ignore[type-arg]
     """``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``."""
 
@@ -100,15 +112,16 @@ def _kept(*names: str, **attributes: Any) -> Callable[[F], F]:
     return click.option(*names, expose_value=False, callback=keep, **attributes)
 
 
+def _model(default: str) -> Callable[[F], F]:
+    says = f"A catalogue name, hub id, folder, .gguf or .safetensors. [{default}]"
+    return _kept("-m", "--model", metavar="MODEL", help=says, shell_complete=complete_model)
+
+
 _DTYPES = click.Choice(["auto", "fp32", "bf16", "fp16"])
 _OPTIONS: dict[str, Callable[[Any], Any]] = {
-    "model": _kept(
-        "-m",
-        "--model",
-        metavar="MODEL",
-        help="A catalogue name, hub id, folder, .gguf or .safetensors. [smollm2]",
-        shell_complete=complete_model,
-    ),
+    "model": _model("smollm2"),
+    "sentences": _model("all-MiniLM-L6-v2"),
+    "needed": _model("must be given"),
     "seed": _kept("--seed", type=Number(-(2**63), 2**63 - 1, whole=True), metavar="N", help="Same seed, same draw."),
     "device": _kept("--device", type=Device(), metavar="DEVICE", help="auto, cpu, cuda, cuda:N or mps. [auto]"),
     "dtype": _kept("--dtype", type=_DTYPES, help="Numbers to compute with. [auto: fp32 on a CPU]"),

@@ -9,9 +9,26 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cutaway.cli.common import Settings, as_input, load_model, text_argument, to_json
+from cutaway.cli.kinds import check_able
 from cutaway.cli.options import COUNT, shared
-from cutaway.cli.sampling import Clock, as_dict, choosing, given, note_end, note_idle, stats_line, stream, token_text
-from cutaway.cli.text import safe, table, visible
+from cutaway.cli.sampling import (
+    Clock,
+    as_dict,
+    check_together,
+    choosing,
+    generate,
+    given,
+    most_tokens,
+    note_end,
+    note_idle,
+    searching,
+    settled,
+    stats_line,
+    stream,
+    token_text,
+)
+from cutaway.cli.text import counted, safe, table, visible
+from cutaway.errors import RequestError
 
 if TYPE_CHECKING:
     from cutaway.generation.generate import Generation
@@ -20,50 +37,50 @@ if TYPE_CHECKING:
 
 @click.command("run")
 @click.argument("prompt", required=False)
-@click.option("-n", "--max-tokens", type=COUNT, default=256, show_default=True, help="Most tokens to write.")
+@click.option(
+    "-n", "--max-tokens", type=COUNT, metavar="N", help="Most tokens to write. [the checkpoint's own, or else 256]"
+)
 @choosing
+@searching
 @click.option("--logprobs", type=COUNT, metavar="K", help="Log-probabilities of the chosen and the K best tokens.")
 @click.option("--echo", is_flag=True, help="Print the prompt first.")
 @click.option("--stats", is_flag=True, help="Tokens a second, and the time to the first.")
 @click.option("--special", is_flag=True, help="Control tokens typed in the prompt count as such, not as text.")
 @shared("model", "load", "seed", "lines")
-def command(
-    settings: Settings, /, prompt: str | None, max_tokens: int, echo: bool, stats: bool, special: bool, **options: Any
-) -> None:
-    """Complete PROMPT, printing the text as it comes.
+def command(settings: Settings, /, prompt: str | None, echo: bool, stats: bool, special: bool, **options: Any) -> None:
+    """Complete PROMPT, printing the text as it comes; an encoder-decoder answers it (translates, sums up) instead.
 
     Without PROMPT, or with -, the prompt is read from standard input; one line end at its end is left out. To talk
     with a model, use `cutaway chat`.
     """
+    check_together(options)
     text = text_argument(prompt, missing="No prompt. Give one, pipe one in, or talk with `cutaway chat`.")
     clock = Clock()
     model = load_model(settings)
     clock.loaded_in = time.perf_counter() - clock.start
+    check_able(settings, model, "run")
+    if echo and model.spec.source is not None:
+        what, hint = "the answer of an encoder-decoder does not go on from the prompt", "leave --echo out"
+        raise RequestError(what, field="--echo", hint=hint)
     ids = _ids(model, text, special)
-    arguments = given({"max_tokens": max_tokens, "seed": settings.seed, **options}.items())
+    arguments = given({"seed": settings.seed, **options}.items())
     note_idle(settings, model, arguments)
+    sampling = settled(model, arguments)
 
-    streamed = not (settings.json or settings.to_file)
-    pieces = [text] if echo else []
-    show = _printer(settings) if streamed else pieces.append
-    if streamed and echo and not settings.jsonl:
-        show(text)
-    try:
-        result = stream(model, ids, arguments, clock, show)
-    except KeyboardInterrupt:
-        if streamed and sys.stdout.isatty():
-            print()  # the shell's prompt belongs on a line of its own
-        raise
-    if settings.json or settings.jsonl:
-        value = as_dict(model, result, arguments, clock, settings)
-        if echo:
-            value["text"] = text + value["text"]
-        settings.emit(to_json(value, indent=2 if settings.json else None) + "\n")
-    elif streamed:
-        print(flush=True)
+    before = text if echo else ""
+    if sampling.num_beams > 1 or sampling.n > 1:
+        beams, n = sampling.num_beams, sampling.n
+        says = f"searching with {beams} beams" if beams > 1 else f"writing {n} answers"
+        results = generate(model, ids, arguments, clock, settings, says)
+        _print_whole(settings, results, before)
     else:
-        settings.emit("".join(pieces) + "\n")
-    _report(settings, model, result, clock, stats, max_tokens)
+        results = [_stream(settings, model, ids, arguments, clock, before)]
+    if settings.json or settings.jsonl:
+        value = as_dict(model, results, arguments, clock, settings)
+        for answer in (value, *value.get("choices", ())):
+            answer["text"] = before + answer["text"]
+        settings.emit(to_json(value, indent=2 if settings.json else None) + "\n")
+    _report(settings, model, results, clock, stats, most_tokens(model, sampling))
 
 
 def _ids(model: Model, text: str, special: bool) -> Prompt:
@@ -71,6 +88,46 @@ def _ids(model: Model, text: str, special: bool) -> Prompt:
         if special and model.tokenizer is not None and text:
             return model.tokenizer.encode(text, special=True)
         return model.encode_prompt(text)
+
+
+def _stream(
+    settings: Settings, model: Model, ids: Prompt, arguments: dict[str, Any], clock: Clock, before: str
+) -> Generation:
+    """One answer, printed as it comes."""
+    streamed = not (settings.json or settings.to_file)
+    pieces = [before]
+    show = _printer(settings) if streamed else pieces.append
+    if streamed and before and not settings.jsonl:
+        show(before)
+    try:
+        result = stream(model, ids, arguments, clock, show)
+    except KeyboardInterrupt:
+        if streamed and sys.stdout.isatty():
+            print()  # the shell's prompt belongs on a line of its own
+        raise
+    if not (settings.json or settings.jsonl):
+        print(flush=True) if streamed else settings.emit("".join(pieces) + "\n")
+    return result
+
+
+def _print_whole(settings: Settings, results: list[Generation], before: str) -> None:
+    """Answers that came at once: one alone as it is, several under their numbers and scores."""
+    if settings.json:
+        return
+    if settings.jsonl:
+        pieces = [{"choice": r.choice, "piece": r.text} if len(results) > 1 else {"piece": r.text} for r in results]
+        if not settings.to_file:
+            settings.emit("".join(to_json(piece) + "\n" for piece in pieces))
+        return
+    look = settings.look
+    out = []
+    for result in results:
+        text = before + result.text
+        out.append((safe(text) if sys.stdout.isatty() and not settings.to_file else text) + "\n")
+        if len(results) > 1:
+            score = "" if result.score is None else f"  score {result.score:.4f}"
+            out[-1] = look.paint(f"[{result.choice + 1}]{score}", "dim") + "\n" + out[-1]
+    settings.emit("\n".join(out))
 
 
 def _printer(settings: Settings) -> Any:
@@ -85,12 +142,24 @@ def _printer(settings: Settings) -> Any:
     return show
 
 
-def _report(settings: Settings, model: Model, result: Generation, clock: Clock, stats: bool, max_tokens: int) -> None:
+def _report(
+    settings: Settings, model: Model, results: list[Generation], clock: Clock, stats: bool, max_tokens: int
+) -> None:
     """What belongs beside the text, on standard error."""
-    note_end(settings, model, result, max_tokens)
+    cut = [result for result in results if result.finish_reason == "length"]
+    note_end(settings, model, (cut or results)[0], max_tokens)
     if stats:
-        print(stats_line(clock.report(result), result), file=sys.stderr)
-    if result.logprobs is None or settings.json or settings.jsonl:
+        print(stats_line(clock.report(*results), *results), file=sys.stderr)
+    if settings.json or settings.jsonl:
+        return
+    for result in results:
+        if len(results) > 1 and result.logprobs is not None:
+            print(f"[{result.choice + 1}] {counted(len(result.tokens), 'token')}", file=sys.stderr)
+        _print_logprobs(settings, model, result)
+
+
+def _print_logprobs(settings: Settings, model: Model, result: Generation) -> None:
+    if result.logprobs is None:
         return
     look = settings.look
     rows = []

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cutaway.cli.common import Settings, as_input, load_model
+from cutaway.cli.common import Settings, load_model
+from cutaway.cli.kinds import check_able
 from cutaway.cli.options import shared
-from cutaway.cli.text import Cell, Look, safe, table
-from cutaway.cli.texts import model_of_kind, texts_arguments
+from cutaway.cli.text import Cell, Look, safe, table, visible
+from cutaway.cli.texts import model_of_kind, reading, texts_arguments
 
 if TYPE_CHECKING:
     from cutaway.tasks.labels import Span
@@ -20,13 +21,18 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 
 @click.command("tag")
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@shared("model", "load", "lines")
+@shared("needed", "load", "lines")
 def command(settings: Settings, /, texts: tuple[str, ...]) -> None:
-    """Find the parts of each TEXT that a token classifier has labels for. From a pipe, each line is a text."""
-    found = texts_arguments(texts, missing='No text. Try: cutaway tag -m FOLDER "where is my order 4711?"')
+    """Find the parts of each TEXT that a token classifier has labels for.
+
+    They are coloured, or in brackets where there is no colour, and listed below the text with their places in
+    characters. From a pipe, each line is a text, an empty line too.
+    """
     model_of_kind(settings, "a checkpoint that labels tokens")
+    found = texts_arguments(texts, missing='No text. Try: cutaway tag -m FOLDER "where is my order 4711?"')
     model = load_model(settings)
-    with as_input():
+    check_able(settings, model, "tag")
+    with reading(found):
         answers = model.tag(found)
     if settings.json or settings.jsonl:
         objects = [
@@ -40,13 +46,14 @@ def command(settings: Settings, /, texts: tuple[str, ...]) -> None:
     colours = {kind: _COLOURS[i % len(_COLOURS)] for i, kind in enumerate(kinds)}
     lines: list[str] = []
     for text, spans in zip(found, answers, strict=True):
-        lines += ([""] if lines else []) + [_painted(text, spans, colours, look)]
+        lines += ([""] if lines else []) + [painted(text, spans, colours, look) or look.paint("(empty)", "dim")]
+        to = "-" if look.plain else "–"
         rows = [
             [
-                Cell(f"{span.start}–{span.end}", "dim"),
-                Cell(span.label, colours[span.label]),
+                Cell(f"{span.start}{to}{span.end}", "dim"),
+                Cell(visible(span.label, look), colours[span.label]),
                 Cell(f"{span.score:.3f}"),
-                Cell(safe(span.text)),
+                Cell(visible(span.text, look)),
             ]
             for span in spans
         ]
@@ -54,7 +61,7 @@ def command(settings: Settings, /, texts: tuple[str, ...]) -> None:
     settings.emit("\n".join(lines) + "\n")
 
 
-def _painted(text: str, spans: list[Span], colours: dict[str, str], look: Look) -> str:
+def painted(text: str, spans: list[Span], colours: dict[str, str], look: Look) -> str:
     """The text, its labelled parts in colour; in brackets where there is none."""
     out, place = [], 0
     for span in spans:

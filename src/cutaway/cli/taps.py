@@ -7,7 +7,7 @@ from typing import Any
 
 from cutaway.cli.text import Cell, Look, loose, table, width
 from cutaway.cli.tree import ranges
-from cutaway.spec import ModelSpec
+from cutaway.spec import ClassifierSpec, ModelSpec
 from cutaway.spec.names import axis_sizes, match, tap_names
 
 _LAYER = re.compile(r"(\w+\.layers\.)(\d+)(\..+)")
@@ -17,7 +17,7 @@ _LEAST = 12  # columns that the words need to be worth showing
 _WORDS = {
     "embed.tokens": "token vectors",
     "embed.positions": "position vectors",
-    "embed.types": "vectors of types",
+    "embed.types": "type vectors",
     "source_embed.tokens": "source's tokens",
     "source_embed.positions": "source's positions",
     "source_embed.norm_scale": "the norm's factor",
@@ -27,9 +27,9 @@ _WORDS = {
     "cross.k": "keys of the source",
     "cross.v": "values of the source",
     "head.pooled": "one vector a text",
-    "head.transform": "head, before scores",
+    "head.transform": "before its scores",
     "embed.norm_scale": "the norm's factor",
-    "embed.out": "first layer's input",
+    "embed.out": "layer 0's input",
     "resid_in": "stream, entering",
     "norm_scale": "the norm's factor",
     "in": "the branch's input",
@@ -38,18 +38,18 @@ _WORDS = {
     "v": "values",
     "q_rot": "queries, turned",
     "k_rot": "keys, turned",
-    "scores": "query · key, masked",
+    "scores": "query·key, masked",
     "weights": "who reads whom",
     "z": "values, mixed",
     "head_out": "each head's share",
-    "up": "neurons, before act",
-    "gate": "gate, before act",
-    "act": "neurons, after act",
+    "up": "neurons before act",
+    "gate": "gate before act",
+    "act": "neurons after act",
     "router_logits": "scores of experts",
     "router_weights": "shares of experts",
     "experts": "experts' answers",
-    "body": "the branch's answer",
-    "out": "added to the stream",
+    "body": "branch's answer",
+    "out": "added to stream",
     "resid": "stream, leaving",
     "decoder.norm.norm_scale": "the norm's factor",
     "decoder.norm.out": "the head's input",
@@ -57,13 +57,21 @@ _WORDS = {
 }
 
 
-def meaning(name: str) -> str:
+def meaning(name: str, spec: ModelSpec | None = None) -> str:
     """What a quantity is, in a few words; empty where nobody wrote any.
+
+    Args:
+        name: of the quantity.
+        spec: whose it is; without, of a decoder.
 
     >>> meaning("decoder.layers.3.attn.weights"), meaning("decoder.norm.out")
     ('who reads whom', "the head's input")
     """
     parts = name.split(".")
+    if spec is not None and name == "logits" and not spec.generates:
+        return "scores of labels" if isinstance(spec.head, ClassifierSpec) else "scores of tokens"
+    if spec is not None and name == f"{spec.main}.norm.out":
+        return "what comes out" if spec.head is None else "the head's input"
     return next((words for i in range(len(parts)) if (words := _WORDS.get(".".join(parts[i:])))), "")
 
 
@@ -79,7 +87,7 @@ def listed(spec: ModelSpec, pattern: str | None) -> list[dict[str, Any]]:
     for name in wanted:
         sizes = axis_sizes(spec, name)
         shape = [sizes.get(axis) for axis in axes[name]]
-        rows.append({"name": name, "axes": list(axes[name]), "shape": shape, "meaning": meaning(name)})
+        rows.append({"name": name, "axes": list(axes[name]), "shape": shape, "meaning": meaning(name, spec)})
     return rows
 
 
@@ -99,28 +107,43 @@ def folded(rows: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any], list[i
 def draw(spec: ModelSpec, rows: list[dict[str, Any]], look: Look, *, every: bool) -> list[str]:
     """The names, folded over layers unless ``every``."""
     groups = [(row["name"], row, list[int]()) for row in rows] if every else folded(rows)
-    whole = list(range(max(len(stack.layers) for stack in spec.stacks.values())))
-    heading = "name" if every else f"name (i = {ranges(whole)})"
-    lines: list[list[Cell]] = [[Cell(_ascii(heading, look), "dim"), *(Cell(w, "dim") for w in ("axes", "shape", "is"))]]
+    whole = {name: list(range(len(stack.layers))) for name, stack in spec.stacks.items()}
+    alike = len({len(layers) for layers in whole.values()}) == 1
+    found = [f"{ranges(layers)} in the {name}" for name, layers in whole.items()]
+    above = [] if every or alike else [look.paint(_ascii(f"i = {', '.join(found)}", look), "dim")]
+    heading = f"name (i = {ranges(next(iter(whole.values())))})" if alike and not every else "name"
+    lines: list[list[Cell]] = [[Cell(_ascii(w, look), "dim") for w in (heading, "axes", "shape", "is", _INNER)]]
     for name, row, layers in groups:
-        shape = ", ".join(
-            axis if size is None else str(size) for axis, size in zip(row["axes"], row["shape"], strict=True)
-        )
-        label = name if not layers or layers == whole else f"{name}  i = {ranges(layers)}"
-        words = Cell(_ascii(row["meaning"], look))
-        lines.append([Cell(_ascii(label, look)), Cell(" ".join(row["axes"]), "dim"), Cell(f"[{shape}]", "cyan"), words])
+        sizes = [axis if size is None else str(size) for axis, size in zip(row["axes"], row["shape"], strict=True)]
+        label = name if not layers or layers == whole[name.split(".")[0]] else f"{name}  i = {ranges(layers)}"
+        axes, words = Cell(" ".join(row["axes"]), "dim"), Cell(_ascii(row["meaning"], look))
+        shape, inner = (Cell(f"[{', '.join(some)}]", "cyan") for some in (sizes, sizes[1:]))
+        lines.append([Cell(_ascii(label, look)), axes, shape, words, inner])
     kept, gives = _columns(lines, look)
-    return table([[line[i] for i in kept] for line in lines], "l" * len(kept), look, gives=kept.index(gives))
+    shown = table([[line[i] for i in kept] for line in lines], "l" * len(kept), look, gives=kept.index(gives))
+    return [*above, *shown]
+
+
+_INNER = "shape in a batch"  # without the batch itself
 
 
 def _columns(lines: list[list[Cell]], look: Look) -> tuple[list[int], int]:
-    """Which columns there is room for, and the one that is cut short if need be."""
-    if not look.fits:
-        return [0, 1, 2, 3], 0
-    names, axes, shapes, words = (max(width(line[i].text) for line in lines) + 2 for i in range(4))
-    if names + axes + shapes + words - 2 <= look.width:
+    """Which columns there is room for, and the one that is cut short if need be.
+
+    Whole names come first, which people copy; then words; the shape may do without the batch.
+    """
+    names, axes, shapes, words, inner = (max(width(line[i].text) for line in lines) + 2 for i in range(5))
+    room = look.width + 2
+    if not look.fits or names + axes + shapes + words <= room:
         return [0, 1, 2, 3], 3
-    return ([0, 2, 3], 3) if names + shapes + _LEAST <= look.width else ([0, 2], 0)
+    if names + inner + words <= room < names + shapes + words:
+        return [0, 4, 3], 3
+    if names + shapes + _LEAST <= look.width:
+        return [0, 2, 3], 3
+    if names + inner + _LEAST <= look.width:
+        return [0, 4, 3], 3
+    fitting = [i for i, size in ((2, shapes), (4, inner)) if names + size <= room]
+    return [0, *fitting[:1]], 0
 
 
 def _ascii(text: str, look: Look) -> str:

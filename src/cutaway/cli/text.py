@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
@@ -123,11 +124,12 @@ def cut(text: str, columns: int, look: Look, *, left: bool = False) -> str:
 
 
 def bar(share: float, columns: int, look: Look) -> str:
-    """A bar of ``share`` (0 to 1) of the columns, to an eighth of one.
+    """A bar of ``share`` (0 to 1) of the columns, to an eighth of one; none for NaN.
 
     >>> bar(0.5, 5, Look())
     '██▌'
     """
+    share = 0.0 if math.isnan(share) else min(max(share, 0.0), 1.0)
     if look.plain:
         return "#" * round(share * columns)
     whole, eighths = divmod(round(share * columns * 8), 8)
