@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any, Literal, TypeAlias
 
@@ -13,9 +12,12 @@ from torch import Tensor
 
 from cutaway.checkpoints.load import Checkpoint
 from cutaway.errors import RequestError
-from cutaway.generation.generate import Generation, Run, score_ids
+from cutaway.generation.generate import Run
 from cutaway.generation.params import Words, check_ids
 from cutaway.generation.params import resolve as resolve_sampling
+from cutaway.generation.score import Score, score_ids
+from cutaway.generation.session import read_sources
+from cutaway.generation.streamed import Stream
 from cutaway.inspection import Edit, Trace, trace
 from cutaway.models import Transformer
 from cutaway.spec import GenerationSettings, ModelSpec
@@ -31,24 +33,6 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Message] | Tensor
 Ids: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | Tensor
 _SETTINGS = frozenset(signature(resolve_sampling).parameters) - {"own", "vocab_size"}
 _LATER = {"schema": None, "deterministic": False}
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """How likely a text is, token by token.
-
-    Attributes:
-        tokens: its ids, a first token that the tokenizer adds included.
-        logprobs: log-probability of each given those before; None for the first.
-    """
-
-    tokens: list[int]
-    logprobs: list[float | None]
-
-    @property
-    def total(self) -> float:
-        """Log-probability of the whole after its first token."""
-        return sum(value for value in self.logprobs if value is not None)
 
 
 class Model:
@@ -133,15 +117,29 @@ class Model:
             raise RequestError("ids and lists of ids are mixed", field=field, expected="one or the other")
         return [check_ids(row, vocab_size, f"{field}/{i}") for i, row in enumerate(rows)]
 
-    def score(self, text: str | Sequence[int]) -> Score:
-        """Log-probability of each token of a text (or of ids).
+    def score(self, text: str | Sequence[int], *, target: str | Sequence[int] | None = None) -> Score:
+        """Log-probability of each token of a text (or of ids); of an encoder–decoder, of a target for a source.
+
+        Args:
+            text: what is scored, or the source.
+            target: of an encoder–decoder, what is scored, without the token that answers begin with.
 
         Raises:
             RequestError: nothing to score, or no tokenizer for a text.
         """
         self._must_generate()
-        ids = self.encode_prompt(text)
-        return Score(ids, score_ids(self.transformer, ids))
+        ids = self.encode_prompt(text, "text")
+        if (target is None) is not (self.spec.source is None):
+            what = "an encoder–decoder scores a target for a source, other models score one text"
+            raise RequestError(what, field="target", got=target)
+        if target is None:
+            return Score(ids, score_ids(self.transformer, ids))
+        if isinstance(target, str):
+            mine = self._tokenizer("target").target.encode(target)
+        else:
+            mine = check_ids(_plain(target), self.spec.vocab_size, "target")
+        source = read_sources(self.transformer, [ids])
+        return Score(mine, score_ids(self.transformer, [*self._start(), *mine], source)[1:])
 
     # ── text ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -311,7 +309,7 @@ class Model:
             raise RequestError("the prompt is empty", field=field)
         if all(isinstance(item, Mapping) for item in items):
             return self._tokenizer(field).chat(items)
-        return check_ids(items, self.spec.vocab_size, field)
+        return check_ids(items, self.spec.source_vocab_size or self.spec.vocab_size, field)
 
     def _tokenizer(self, field: str) -> Tokenizer:
         if self.tokenizer is None:
@@ -446,25 +444,3 @@ class Model:
 def _plain(ids: Any) -> Any:
     """Lists for tensors and arrays."""
     return ids.tolist() if isinstance(ids, (Tensor, np.ndarray)) else ids
-
-
-class Stream:
-    """Text of one generation as it comes. Iterate once; ``result`` is complete afterwards."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._pieces = iter(run)
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        while True:
-            _, piece = next(self._pieces)
-            if piece:
-                return piece
-
-    @property
-    def result(self) -> Generation:
-        """What has come so far."""
-        return self._run.results()[0]

@@ -145,7 +145,7 @@ def test_files_that_are_no_conversation(talk: tuple[Conversation, list[str], lis
 def test_ctrl_c_stops_an_answer_and_keeps_what_came(
     talk: tuple[Conversation, list[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cutaway.model import Stream
+    from cutaway.generation.streamed import Stream
 
     def pieces(self: Stream) -> str:
         if getattr(pieces, "done", False):

@@ -125,7 +125,7 @@ def test_control_tokens_in_a_prompt_are_text_unless_asked(call: Call, folder: Pa
 
 
 def test_a_terminal_gets_no_control_characters(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cutaway.model import Stream
+    from cutaway.generation.streamed import Stream
 
     monkeypatch.setattr(Stream, "__next__", iter(["a\x1b[31mb\n\tc\x9b"]).__next__)
     assert call("run", "x", "-m", folder, stdout_tty=True).out == "a\\x1b[31mb\n\tc\\x9b\n"
@@ -178,7 +178,7 @@ def test_a_bug_says_how_to_report_it(call: Call, folder: Path, monkeypatch: pyte
 
 
 def test_ctrl_c_here(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cutaway.model import Stream
+    from cutaway.generation.streamed import Stream
 
     def interrupted(self: Stream) -> str:
         raise KeyboardInterrupt

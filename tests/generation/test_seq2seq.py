@@ -218,3 +218,18 @@ def test_what_is_asked_of_the_wrong_model() -> None:
     nothing = Model(model.transformer, None, GenerationSettings())
     with pytest.raises(RequestError, match="begins with"):
         nothing.generate([3, 4, 5])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_score_of_a_target(name: str) -> None:
+    model, hf = both(name)
+    start = model.settings.decoder_start_id
+    source, target = [5, 9, 11, 4], [7, 30, 12, 2]
+    found = model.score(source, target=target)
+    with torch.no_grad():
+        logits = hf(torch.tensor([source]), decoder_input_ids=torch.tensor([[start, *target[:-1]]])).logits
+    wanted = logits.log_softmax(-1)[0].gather(1, torch.tensor(target)[:, None])[:, 0]
+    assert found.tokens == target
+    torch.testing.assert_close(torch.tensor(found.logprobs), wanted, rtol=0, atol=1e-4)
+    with pytest.raises(RequestError, match="target"):
+        model.score(source)

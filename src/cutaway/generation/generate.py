@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
 from cutaway.errors import RequestError
@@ -13,13 +12,13 @@ from cutaway.generation.beam import beam_search
 from cutaway.generation.checks import check_ids
 from cutaway.generation.logprobs import TokenLogprob, token_logprobs
 from cutaway.generation.sampling import Sampling
-from cutaway.generation.session import CHUNK, Session, check_length, read_sources
+from cutaway.generation.session import Session, check_length, read_sources
 from cutaway.generation.stop import StopText
 from cutaway.models import Transformer
 from cutaway.tokenizers.stream import DecodeStream
 from cutaway.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["Generation", "Row", "Run", "TokenLogprob", "Usage", "score_ids"]
+__all__ = ["Generation", "Row", "Run", "TokenLogprob", "Usage"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,16 +244,3 @@ def _with_words(sampling: Sampling, tokenizer: Tokenizer | None) -> Sampling:
             found[tuple(tokenizer.encode(text, continuation=True))] = None
     rules = replace(sampling.rules, bad_words=(*sampling.rules.bad_words, *(ids for ids in found if ids)))
     return replace(sampling, rules=rules, bad_words=())
-
-
-@torch.no_grad()
-def score_ids(model: Transformer, ids: Sequence[int]) -> list[float | None]:
-    """Log-probability of each token given those before it; None for the first, which has nothing before it."""
-    ids = check_ids(ids, model.spec.vocab_size)
-    check_length(model, len(ids), "prompt")
-    hidden = model.hidden(torch.tensor([ids]))[0, :-1]
-    scores: list[float | None] = [None]
-    for start in range(0, len(ids) - 1, CHUNK):  # logits of a long text, with a large vocabulary, are gigabytes
-        piece = model.unembed(hidden[None, start : start + CHUNK])[0]
-        scores += [entry.logprob for entry in token_logprobs(piece, ids[start + 1 : start + 1 + CHUNK], 0)]
-    return scores
