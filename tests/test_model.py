@@ -138,7 +138,7 @@ def test_arguments_by_name(model: Model) -> None:
             ({"temprature": 1}, "temprature"),
             ({"num_beams": 0}, "num_beams"),
             ({"schema": {}}, "schema"),
-            ({"deterministic": True}, "deterministic"),
+            ({"deterministic": 1}, "deterministic"),
             ({"top_p": math.nan}, "top_p"),
             ({"max_tokens": True}, "max_tokens"),
         ):

@@ -32,7 +32,7 @@ Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message] | Tensor
 Ids: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | Tensor
 _SETTINGS = frozenset(signature(resolve_sampling).parameters) - {"own", "vocab_size"}
-_LATER = {"schema": None, "deterministic": False}
+_LATER = {"schema": None}
 
 
 class Model:
@@ -117,12 +117,19 @@ class Model:
             raise RequestError("ids and lists of ids are mixed", field=field, expected="one or the other")
         return [check_ids(row, vocab_size, f"{field}/{i}") for i, row in enumerate(rows)]
 
-    def score(self, text: str | Sequence[int], *, target: str | Sequence[int] | None = None) -> Score:
+    def score(
+        self,
+        text: str | Sequence[int],
+        *,
+        target: str | Sequence[int] | None = None,
+        deterministic: bool = False,
+    ) -> Score:
         """Log-probability of each token of a text (or of ids); of an encoder–decoder, of a target for a source.
 
         Args:
             text: what is scored, or the source.
             target: of an encoder–decoder, what is scored, without the token that answers begin with.
+            deterministic: the same bits as :meth:`generate` with this word reports.
 
         Raises:
             RequestError: nothing to score, or no tokenizer for a text.
@@ -133,13 +140,13 @@ class Model:
             what = "an encoder–decoder scores a target for a source, other models score one text"
             raise RequestError(what, field="target", got=target)
         if target is None:
-            return Score(ids, score_ids(self.transformer, ids))
+            return Score(ids, score_ids(self.transformer, ids, steady=deterministic))
         if isinstance(target, str):
             mine = self._tokenizer("target").target.encode(target)
         else:
             mine = check_ids(_plain(target), self.spec.vocab_size, "target")
-        source = read_sources(self.transformer, [ids])
-        return Score(mine, score_ids(self.transformer, [*self._start(), *mine], source)[1:])
+        source = read_sources(self.transformer, [ids], steady=deterministic)
+        return Score(mine, score_ids(self.transformer, [*self._start(), *mine], source, steady=deterministic)[1:])
 
     # ── text ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -166,6 +173,7 @@ class Model:
         num_beams: int | None = None,
         length_penalty: float | None = None,
         early_stopping: bool | str | None = None,
+        deterministic: bool = False,
         **later: Any,
     ) -> Any:
         """Continue a prompt, or several at once.
@@ -197,6 +205,9 @@ class Model:
             length_penalty: answers are compared by log-probability / length ** this; > 0 is for longer ones.
             early_stopping: True ends at ``num_beams`` answers, False when the best running one, as long as it is,
                 is no better than those, "never" when none could be at any length.
+            deterministic: the same request gives the same tokens and the same bits of every log-probability, alone or
+                in any batch, whatever was kept of its beginning, with any number of threads. It costs time, and is
+                refused where this machine or this model cannot keep it.
 
         Returns:
             A :class:`Generation`; a list of them for a list of prompts or n > 1 (n for each prompt, in order).
@@ -227,6 +238,7 @@ class Model:
             num_beams=num_beams,
             length_penalty=length_penalty,
             early_stopping=early_stopping,
+            deterministic=deterministic,
         )
         for _ in run:
             pass

@@ -233,3 +233,127 @@ def test_one_token_is_one(call: Call, folder: Path) -> None:
     done = call("run", "a", "-m", folder, "-n", 1, "-t", 0, "--stats")
     assert "prefill 1 token," in done.err
     assert "decode 1 token," in done.err
+
+
+def test_beams(call: Call, folder: Path) -> None:
+    model = cutaway.load(folder)
+    wanted = model.generate("the end", max_tokens=6, num_beams=3, n=2, length_penalty=0.5, early_stopping=True)
+    words = ("run", "the end", "-m", folder, "-n", 6, "--num-beams", 3, "--length-penalty", 0.5)
+    words += ("--early-stopping", "true")
+    assert call(*words).out == wanted[0].text + "\n"
+    assert call(*words, "--echo").out == f"the end{wanted[0].text}\n"
+    value = call(*words, "--n-best", 2, "--json", "--echo").json
+    assert set(value) == {*KEYS, "choices"}
+    assert [(c["tokens"], c["score"]) for c in value["choices"]] == [(w.tokens, w.score) for w in wanted]
+    assert [c["text"] for c in value["choices"]] == ["the end" + w.text for w in wanted]
+    assert (value["text"], value["score"]) == (value["choices"][0]["text"], wanted[0].score)
+    assert (value["settings"]["num_beams"], value["settings"]["early_stopping"]) == (3, True)
+    assert (value["timing"]["first_token_s"], value["timing"]["prefill_tokens_per_s"]) == (None, None)
+    out = call(*words, "--choices", 2).out
+    heads = [f"[{i}]  score {w.score:.4f}\n" for i, w in enumerate(wanted, 1)]
+    assert out == f"{heads[0]}{wanted[0].text}\n\n{heads[1]}{wanted[1].text}\n"
+
+
+def test_several_answers_are_drawn(call: Call, folder: Path, tmp_path: Path) -> None:
+    wanted = cutaway.load(folder).generate("the", max_tokens=5, temperature=1, seed=3, n=3)
+    words = ("run", "the", "-m", folder, "-n", 5, "-t", 1, "--seed", 3, "--choices", 3)
+    value = call(*words, "--json").json
+    assert [c["tokens"] for c in value["choices"]] == [w.tokens for w in wanted]
+    assert value["score"] is None
+    lines = [json.loads(line) for line in call(*words, "--jsonl").out.splitlines()]
+    assert lines[:3] == [{"choice": i, "piece": w.text} for i, w in enumerate(wanted)]
+    assert len(lines[3]["choices"]) == 3
+    out = call(*words).out
+    assert out == "\n".join(f"[{i}]\n{w.text}\n" for i, w in enumerate(wanted, 1))
+    assert call(*words, "-o", tmp_path / "x").out == ""
+    assert (tmp_path / "x").read_text() == out
+    assert call(*words, "--jsonl", "-o", tmp_path / "y").out == ""
+    assert len(json.loads((tmp_path / "y").read_text())["choices"]) == 3
+    done = call(*words, "--stats", "--logprobs", 1)
+    assert done.err.count("[2] 5 tokens") == 1
+    assert "decode 15 tokens" in done.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--num-beams", 2, "--seed", 3), "--seed does nothing with beams"),
+        (("--num-beams", 2, "--top-k", 3, "--top-p", 0.5), "--top-k, --top-p do nothing with beams"),
+        (("--length-penalty", 2), "--length-penalty does nothing without beams"),
+        (("--early-stopping", "false"), "--early-stopping does nothing without beams"),
+        (("--choices", 2), "all answers are alike"),
+        (("--choices", 2, "-t", 1), ""),
+        (("--num-beams", 2, "--choices", 2, "--length-penalty", 2, "--early-stopping", "never"), ""),
+    ],
+)
+def test_what_does_nothing_to_a_search_is_named(call: Call, folder: Path, flags: tuple[object, ...], said: str) -> None:
+    done = call("run", "the", "-m", folder, "-n", 2, *flags)
+    assert done.code == 0
+    assert len(done.err.splitlines()) == bool(said)
+    assert said in done.err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--num-beams", 2, "-t", 0.5),
+        ("--num-beams", 2, "--stop", "x"),
+        ("--num-beams", 2, "--choices", 3),
+        ("--early-stopping", "maybe"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_loading(call: Call, flags: tuple[object, ...]) -> None:
+    done = call("run", "the", "-m", "/no/such/model", *flags)
+    assert (done.code, done.out) == (2, "")
+    assert "such" not in done.err
+
+
+@pytest.mark.parametrize("verb", ["run", "chat"])
+def test_rules(call: Call, folder: Path, verb: str) -> None:
+    value = call(
+        verb, "the", "-m", folder, "-n", 12, "-t", 0, "--json",
+        "--no-repeat-ngram", 1, "--min-tokens", 12, "--bad-words", "e", "--bad-words", "the",
+    ).json  # fmt: skip
+    assert len(set(value["tokens"])) == 12
+    assert "e" not in value["text"]
+    rules = value["settings"]["rules"]
+    assert (rules["no_repeat_ngram_size"], rules["min_tokens"]) == (1, 12)
+    assert value["settings"]["bad_words"] == ["e", "the"]
+
+
+def test_the_length_without_n_is_256(call: Call, folder: Path) -> None:
+    value = call("run", "the", "-m", folder, "--json", "--stop", "e", "-t", 0).json
+    assert value["settings"]["max_tokens"] == 256
+    assert "the checkpoint's own, or else 256" in " ".join(call("run", "--help").out.split())
+
+
+def test_a_search_says_so_on_a_terminal_and_leaves_nothing(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("run", "the", "-m", folder, "-n", 2, "--num-beams", 2)
+    assert call(*words).err == ""
+    monkeypatch.setattr("cutaway.cli.run.load_model", lambda settings: cutaway.load(folder))  # without its own bar
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    done = call(*words, "-v")
+    assert "searching with 2 beams" in done.err
+    assert done.err.split("\r\x1b[K")[1] == "ended: length (--max-tokens 2)\n"
+    assert "\x1b" not in call(*words, "-q").err
+    monkeypatch.setenv("TERM", "dumb")
+    assert "searching" not in call(*words).err
+
+
+def test_several_answers_on_a_terminal_are_harmless(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from cutaway.model import Model
+
+    real = Model.generate
+
+    def odd(self: Model, *args: Any, **options: Any) -> Any:
+        return [replace(found, text="a\x1b[31mb") for found in real(self, *args, **options)]
+
+    monkeypatch.setattr(Model, "generate", odd)
+    out = call("run", "x", "-m", folder, "-n", 2, "--num-beams", 2, "--choices", 2, stdout_tty=True).out
+    assert out.count("a\\x1b[31mb\n") == 2
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in call("run", "x", "-m", folder, "-n", 2, "-t", 1, "--choices", 2, stdout_tty=True).out

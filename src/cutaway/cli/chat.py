@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cutaway.cli.choosing import choosing, given, note_idle
 from cutaway.cli.common import Settings, load_model, read_stdin
 from cutaway.cli.failures import failure_of, say
 from cutaway.cli.interrupts import interruptible
 from cutaway.cli.kinds import check_able
 from cutaway.cli.options import COUNT, shared
-from cutaway.cli.sampling import as_dict, choosing, given, note_end, note_idle, stats_line
+from cutaway.cli.sampling import as_dict, note_end, stats_line
 from cutaway.cli.text import Look, safe
 from cutaway.errors import CutawayError, TemplateError
 

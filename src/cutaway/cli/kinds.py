@@ -60,4 +60,4 @@ def kind_of(spec: ModelSpec) -> tuple[str, tuple[str, ...]]:
         case ClassifierSpec():
             return "a classifier", ("classify",)
         case _:
-            return "an encoder without a head", ("embed",)
+            return "a model without a head", ("embed",)

@@ -113,15 +113,15 @@ def _kept(*names: str, **attributes: Any) -> Callable[[F], F]:
 
 
 def _model(default: str) -> Callable[[F], F]:
-    says = f"A catalogue name, hub id, folder, .gguf or .safetensors. [{default}]"
+    says = f"A catalogue name, hub id, folder, .gguf or .safetensors. {default}"
     return _kept("-m", "--model", metavar="MODEL", help=says, shell_complete=complete_model)
 
 
 _DTYPES = click.Choice(["auto", "fp32", "bf16", "fp16"])
 _OPTIONS: dict[str, Callable[[Any], Any]] = {
-    "model": _model("smollm2"),
-    "sentences": _model("all-MiniLM-L6-v2"),
-    "needed": _model("must be given"),
+    "model": _model("[smollm2]"),
+    "sentences": _model("[all-MiniLM-L6-v2]"),
+    "needed": _model("[must be given]"),
     "seed": _kept("--seed", type=Number(-(2**63), 2**63 - 1, whole=True), metavar="N", help="Same seed, same draw."),
     "device": _kept("--device", type=Device(), metavar="DEVICE", help="auto, cpu, cuda, cuda:N or mps. [auto]"),
     "dtype": _kept("--dtype", type=_DTYPES, help="Numbers to compute with. [auto: fp32 on a CPU]"),

@@ -8,25 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cutaway.cli.choosing import check_together, choosing, given, most_tokens, note_idle, searching, settled
 from cutaway.cli.common import Settings, as_input, load_model, text_argument, to_json
 from cutaway.cli.kinds import check_able
 from cutaway.cli.options import COUNT, shared
-from cutaway.cli.sampling import (
-    Clock,
-    as_dict,
-    check_together,
-    choosing,
-    generate,
-    given,
-    most_tokens,
-    note_end,
-    note_idle,
-    searching,
-    settled,
-    stats_line,
-    stream,
-    token_text,
-)
+from cutaway.cli.sampling import Clock, as_dict, generate, note_end, stats_line, stream, token_text
 from cutaway.cli.text import counted, safe, table, visible
 from cutaway.errors import RequestError
 

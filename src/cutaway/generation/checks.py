@@ -19,6 +19,13 @@ def whole(name: str, value: object, low: int, high: int | None = None) -> int:
     return value
 
 
+def flag(name: str, value: object) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise RequestError("not true or false", field=name, expected="True or False", got=value)
+    return value
+
+
 def number(name: str, value: object, low: float = -math.inf, high: float = math.inf) -> float:
     """A finite number in range."""
     fits = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high

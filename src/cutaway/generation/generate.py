@@ -13,6 +13,7 @@ from cutaway.generation.checks import check_ids
 from cutaway.generation.logprobs import TokenLogprob, token_logprobs
 from cutaway.generation.sampling import Sampling
 from cutaway.generation.session import Session, check_length, read_sources
+from cutaway.generation.steady import promise
 from cutaway.generation.stop import StopText
 from cutaway.models import Transformer
 from cutaway.tokenizers.stream import DecodeStream
@@ -129,6 +130,8 @@ class Run:
         self._prompts = [check_ids(prompt, model.spec.vocab_size) for prompt in prompts]
         rows = model.spec.source_vocab_size or model.spec.vocab_size
         self._sources = None if sources is None else [check_ids(source, rows) for source in sources]
+        if sampling.deterministic:
+            promise(model)
         if tokenizer is None and sampling.stop:
             raise RequestError("stop texts need a tokenizer, and this model has none", field="stop")
         self.rows = [
@@ -188,8 +191,9 @@ class Run:
     def _session(self) -> Session:
         """A row for each prompt."""
         capacity = max(len(row.prompt) + min(row.max_tokens, 256) for row in self.rows)
-        source = None if self._sources is None else read_sources(self._model, self._sources)
-        return Session(self._model, len(self._prompts), capacity, source)
+        steady = self._sampling.deterministic
+        source = None if self._sources is None else read_sources(self._model, self._sources, steady=steady)
+        return Session(self._model, len(self._prompts), capacity, source, steady)
 
     def _decoder(self, tokenizer: Tokenizer) -> DecodeStream:
         """An answer goes on from its prompt; to a source it is a text of its own, perhaps in another vocabulary."""

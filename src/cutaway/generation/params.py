@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from cutaway.errors import RequestError
-from cutaway.generation.checks import check_ids, number, tokens, whole
+from cutaway.generation.checks import check_ids, flag, number, tokens, whole
 from cutaway.generation.rules import Rules
 from cutaway.generation.sampling import Sampling
 from cutaway.spec import GenerationSettings
@@ -43,6 +43,7 @@ def resolve(
     num_beams: int | None = None,
     length_penalty: float | None = None,
     early_stopping: bool | str | None = None,
+    deterministic: bool = False,
 ) -> Sampling:
     """Check a call's arguments, and take what it leaves out from the checkpoint.
 
@@ -106,6 +107,7 @@ def resolve(
             LENGTH_POWERS,
         ),
         early_stopping=_early(own.early_stopping if early_stopping is None else early_stopping),
+        deterministic=flag("deterministic", deterministic),
         renormalize=own.renormalize,
     )
 

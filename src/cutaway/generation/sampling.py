@@ -44,6 +44,7 @@ class Sampling:
     num_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | str = False
+    deterministic: bool = False
     renormalize: bool = False
 
     def changed(

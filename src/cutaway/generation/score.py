@@ -10,8 +10,10 @@ import torch
 from cutaway.cache import Source
 from cutaway.generation.checks import check_ids
 from cutaway.generation.logprobs import token_logprobs
-from cutaway.generation.session import CHUNK, check_length
+from cutaway.generation.session import CHUNK, check_length, padded
+from cutaway.generation.steady import promise
 from cutaway.models import Transformer
+from cutaway.modules.steady import ROWS, filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +35,31 @@ class Score:
 
 
 @torch.no_grad()
-def score_ids(model: Transformer, ids: Sequence[int], source: Source | None = None) -> list[float | None]:
+def score_ids(
+    model: Transformer, ids: Sequence[int], source: Source | None = None, *, steady: bool = False
+) -> list[float | None]:
     """Log-probability of each token given those before it; None for the first, which has nothing before it.
 
     Args:
         model: what reads.
         ids: a text; of an encoder–decoder, with the token that answers begin with.
         source: what an encoder–decoder's encoder has read.
+        steady: the bits that a token has in any company: see ``generation.steady``.
+
+    Raises:
+        RequestError: steady, where that cannot be kept.
     """
+    if steady:
+        promise(model)
     ids = check_ids(ids, model.spec.vocab_size)
     check_length(model, len(ids), "prompt")
-    hidden = model.hidden(torch.tensor([ids]), source=source)[0, :-1]
+    table, counts = padded([ids], ROWS if steady else 1)
+    steps = torch.arange(table.shape[1])
+    positions = torch.where(steps < counts, steps, -1)
+    hidden = model.hidden(table, positions, source=source, how="steady" if steady else None)[0, : len(ids) - 1]
     scores: list[float | None] = [None]
     for start in range(0, len(ids) - 1, CHUNK):  # logits of a long text, with a large vocabulary, are gigabytes
-        piece = model.unembed(hidden[None, start : start + CHUNK])[0]
+        some = hidden[start : start + CHUNK]
+        piece = model.unembed((filled(some) if steady else some)[None])[0, : len(some)]
         scores += [entry.logprob for entry in token_logprobs(piece, ids[start + 1 : start + 1 + CHUNK], 0)]
     return scores

@@ -11,6 +11,8 @@ from torch import Tensor
 from cutaway.cache import Source
 from cutaway.errors import ContextExceeded, RequestError
 from cutaway.models import Transformer
+from cutaway.modules.attention import How
+from cutaway.modules.steady import ROWS, filled
 from cutaway.modules.tap import Tap
 
 CHUNK = 512  # tokens of a prompt that are run at once: bounds the memory of a long one
@@ -27,11 +29,21 @@ class Session:
         batch: rows.
         capacity: tokens of a row to make room for; grows when needed.
         source: of an encoder–decoder, what its encoder has read for each row.
+        steady: the same bits for a row in any company and any pieces: see ``generation.steady``.
     """
 
-    def __init__(self, model: Transformer, batch: int = 1, capacity: int = 256, source: Source | None = None) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        batch: int = 1,
+        capacity: int = 256,
+        source: Source | None = None,
+        steady: bool = False,
+    ) -> None:
         self._model = model
-        self._cache = model.new_cache(batch, capacity, source=source)
+        self._steady = steady
+        # A ring's slots are out of order, and a sum's order is what steadiness is about.
+        self._cache = model.new_cache(batch, capacity, sliding=not steady, source=source)
         self.tokens: list[list[int]] = [[] for _ in range(batch)]
 
     @torch.no_grad()
@@ -57,7 +69,8 @@ class Session:
             if any(behind):
                 self._read(behind, None)
             last = self._read(rows, tap)
-            logits = self._model.unembed(last[:, None], tap)[:, 0]
+            rows_of_four = filled(last) if self._steady else last
+            logits = self._model.unembed(rows_of_four[:, None], tap)[: len(last), 0]
             for held, new in zip(self.tokens, rows, strict=True):
                 held.extend(new)
         except BaseException:
@@ -91,10 +104,11 @@ class Session:
         lengths = torch.tensor([n + len(new) for n, new in zip(self._cache.lengths, rows, strict=True)])
         for start in range(0, max(map(len, rows)), CHUNK):
             pieces = [list(new[start : start + CHUNK]) for new in rows]
-            ids, counts = padded(pieces)
+            ids, counts = padded(pieces, ROWS if self._steady else 1)
             steps = torch.arange(ids.shape[1])
             positions = torch.where(steps < counts, torch.tensor(self._cache.lengths)[:, None] + steps, -1)
-            hidden = model.hidden(ids, positions, cache=self._cache, tap=tap, lengths=lengths)
+            how: How | None = "steady" if self._steady else None
+            hidden = model.hidden(ids, positions, cache=self._cache, tap=tap, lengths=lengths, how=how)
             counts = counts.to(model.device)
             ends = hidden[torch.arange(len(rows), device=model.device), (counts[:, 0] - 1).clamp(min=0)]
             last = torch.where(counts > 0, ends, last)
@@ -102,26 +116,33 @@ class Session:
 
 
 @torch.no_grad()
-def read_sources(model: Transformer, rows: Sequence[Sequence[int]], tap: Tap | None = None) -> Source:
+def read_sources(
+    model: Transformer, rows: Sequence[Sequence[int]], tap: Tap | None = None, *, steady: bool = False
+) -> Source:
     """What an encoder–decoder's encoder makes of several texts, once for all that the decoder will write.
 
     Args:
         model: with an encoder.
         rows: ids of each text.
         tap: reads or edits what is computed on the way.
+        steady: the same bits for a text in any company.
 
     Raises:
         ContextExceeded: a text longer than a learned table of positions.
     """
     check_length(model, max(map(len, rows)), "prompt", of_source=True)
-    ids, counts = padded(rows)
+    ids, counts = padded(rows, ROWS if steady else 1)
     steps = torch.arange(ids.shape[1])
-    return model.read(ids, torch.where(steps < counts, steps, -1), tap=tap)
+    return model.read(ids, torch.where(steps < counts, steps, -1), tap=tap, how="steady" if steady else None)
 
 
-def padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Rows as one rectangle, filled up with 0 on the right, and their lengths. [batch, n], [batch, 1]"""
+def padded(rows: Sequence[Sequence[int]], multiple: int = 1) -> tuple[Tensor, Tensor]:
+    """Rows as one rectangle, filled up with 0 on the right, and their lengths. [batch, n], [batch, 1]
+
+    n is the longest row's length, or the next multiple of ``multiple``.
+    """
     width = max(map(len, rows))
+    width += -width % multiple
     ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.long)
     return ids, torch.tensor([[len(row)] for row in rows])
 

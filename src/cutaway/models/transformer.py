@@ -39,6 +39,7 @@ class Transformer(nn.Module):
         self.spec = spec
         self.attention: How = "fused"  # or the readable one everywhere, or block by block, for comparison
         self.warned_length = False  # whether the one warning about long texts was given
+        self.probed: tuple[int, str] | None = None  # threads with which steady sums were tried, and what went wrong
         self.embed = Embedding(spec.embedding, spec.vocab_size, spec.d_model)
         rows = spec.source_vocab_size
         self.source_embed = None if spec.source is None else Embedding(spec.source, rows, spec.d_model)
@@ -94,6 +95,7 @@ class Transformer(nn.Module):
         lengths: Tensor | None = None,
         source: Source | None = None,
         types: Ids | None = None,
+        how: How | None = None,
     ) -> Stream:
         """The stream that the head reads: after the last norm of the decoder, or of the encoder where that is all.
 
@@ -109,6 +111,7 @@ class Transformer(nn.Module):
                 as it has been read. [batch]
             source: what an encoder–decoder's encoder has read, see :meth:`read`; a cache has its own.
             types: each token's type, where the model has types. [batch, query]
+            how: which implementation of attention, for this pass; by default the model's ``attention``.
 
         Raises:
             ContextExceeded: a position past the end of a learned table; the cache stays as it was.
@@ -124,7 +127,7 @@ class Transformer(nn.Module):
         cache.begin(positions.cpu(), None if segments is None else segments.cpu())
         at = None if tap is None else tap.at("embed")
         x = self.embed(ids.to(self.device), positions.to(self.device), at, _moved(types, self.device))
-        return self._run(stack, scope, x, positions, segments, cache, tap, lengths)
+        return self._run(stack, scope, x, positions, segments, cache, tap, lengths, how)
 
     def encode(
         self,
@@ -133,6 +136,7 @@ class Transformer(nn.Module):
         segments: Tensor | None = None,
         tap: Tap | None = None,
         types: Ids | None = None,
+        how: How | None = None,
     ) -> Stream:
         """What the encoder makes of texts. [batch, key] → [batch, key, d_model]
 
@@ -143,7 +147,7 @@ class Transformer(nn.Module):
         if not self.spec.encoder.layers:
             raise RequestError("this model has no encoder", field="source")
         if self.source_embed is None:
-            return self.hidden(ids, positions, segments, tap=tap, types=types)
+            return self.hidden(ids, positions, segments, tap=tap, types=types, how=how)
         if positions is None:
             positions = self._positions(ids, None)
         _check_limit(positions, self.spec.source_limit)
@@ -152,16 +156,22 @@ class Transformer(nn.Module):
         at = None if tap is None else tap.at("source_embed")
         table = self.embed.table if self.source_embed.tokens is None else None
         x = self.source_embed(ids.to(self.device), positions.to(self.device), at, _moved(types, self.device), table)
-        return self._run(self.encoder, "encoder", x, positions, segments, cache, tap, None)
+        return self._run(self.encoder, "encoder", x, positions, segments, cache, tap, None, how)
 
     def read(
-        self, ids: Ids, positions: Tensor | None = None, segments: Tensor | None = None, tap: Tap | None = None
+        self,
+        ids: Ids,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        tap: Tap | None = None,
+        how: How | None = None,
     ) -> Source:
         """Read a source once: the encoder, then every decoder layer's keys and values of what came of it.
 
         Args:
             ids, positions, segments: as for :meth:`hidden`, of the source. [batch, key]
             tap: reads or edits; the keys and values are ``decoder.layers.{i}.cross.k`` and ``v``.
+            how: which implementation of attention, for the encoder.
 
         Raises:
             ContextExceeded: a position past the end of a learned table.
@@ -171,7 +181,7 @@ class Transformer(nn.Module):
             raise RequestError("only an encoder–decoder reads a source", field="source")
         if positions is None:
             positions = self._positions(ids, None)
-        memory = self.encode(ids, positions, segments, tap)
+        memory = self.encode(ids, positions, segments, tap, how=how)
         entries = self.decoder.read(memory, None if tap is None else tap.at("decoder"))
         return Source(positions.cpu(), entries, None if segments is None else segments.cpu())
 
@@ -259,13 +269,14 @@ class Transformer(nn.Module):
         cache: Cache,
         tap: Tap | None,
         lengths: Tensor | None,
+        how: How | None,
     ) -> Stream:
         """One stack over a pass that the cache has planned."""
         known = None
         if any(asks_length(layer.attention.rotary) for layer in stack.spec.layers) and positions.numel():
             known = text_lengths(positions, segments) if lengths is None else lengths[:, None].expand_as(positions)
         inner = None if tap is None else tap.at(scope)
-        return stack(x, positions.to(self.device), cache, inner, self.attention, known)
+        return stack(x, positions.to(self.device), cache, inner, how or self.attention, known)
 
     def _head_kind(self) -> str:
         return "no head" if self.head is None else type(self.head).__name__.lower()

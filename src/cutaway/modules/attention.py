@@ -14,11 +14,12 @@ from cutaway.modules.linear import Linear
 from cutaway.modules.norm import norm_or_identity
 from cutaway.modules.rotary import rotate
 from cutaway.modules.score import Attending
+from cutaway.modules.steady import steady
 from cutaway.modules.tap import Tap
 from cutaway.shapes import Angles, Heads, KeyByHead, KvHeads, Stream
 from cutaway.spec import AttentionSpec
 
-How: TypeAlias = Literal["fused", "explicit", "blockwise"]
+How: TypeAlias = Literal["fused", "explicit", "blockwise", "steady"]
 
 
 @dataclass(slots=True)
@@ -111,7 +112,8 @@ class Attention(nn.Module):
         if inputs.how == "explicit" or (tap is not None and (tap.wants("scores") or tap.wants("weights"))):
             z = explicit(q, keys, values, a, tap)
         else:
-            z = (blockwise if inputs.how == "blockwise" else attend)(q, keys, values, a)
+            ways = {"fused": attend, "blockwise": blockwise, "steady": steady}
+            z = ways[inputs.how](q, keys, values, a)
         z = z.transpose(1, 2)
         if tap is None:
             return self.out(z.flatten(-2))

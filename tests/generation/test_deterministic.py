@@ -1,0 +1,170 @@
+"""``deterministic=True``: the same tokens and the same bits, however a request is computed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import cutaway
+from cutaway.errors import RequestError
+from cutaway.generation.generate import Generation
+from cutaway.generation.session import Session
+from cutaway.model import Model
+from cutaway.models import Transformer
+from cutaway.modules.linear import Linear
+from tests.reference import tiny, tiny_seq2seq
+
+NAMES = ("llama", "gemma3", "bloom", "gpt2", "phi-qk-norm", "mistral-window")
+MORE = tuple(name for name in tiny.FAMILIES if name not in NAMES and "mixtral" not in name and "moe" not in name)
+
+
+def made(name: str, folder: Path) -> Model:
+    kind = tiny_seq2seq if name in tiny_seq2seq.CASES else tiny
+    return cutaway.load(kind.write(kind.config(name), folder / name))
+
+
+def bits(one: Generation) -> list[tuple[int, bytes]]:
+    assert one.logprobs is not None
+    return [(entry.token, struct.pack("<d", entry.logprob)) for entry in one.logprobs]
+
+
+def trials(model: Model, n: int, seed: int, *, most: int = 9, longest: int = 25, **how: Any) -> tuple[int, int]:
+    """Random ragged batches against each of their prompts alone, and against one pass over the whole text.
+
+    Gives how many log-probabilities were not the same bits, and of how many.
+    """
+    source, differ, total = random.Random(seed), 0, 0
+    rows = model.spec.vocab_size
+    for _ in range(n):
+        count = source.randint(1, most)
+        prompts = [[source.randrange(3, rows) for _ in range(source.randint(1, longest))] for _ in range(count)]
+        together = model.generate(prompts, max_tokens=8, logprobs=0, seed=5, **how)
+        place = source.randrange(count)
+        alone = model.generate(prompts[place], max_tokens=8, logprobs=0, seed=5, **how)
+        mine, other = bits(together[place]), bits(alone)
+        differ += sum(a != b for a, b in zip(mine, other, strict=True))
+        total += len(other)
+        if model.spec.source is None:
+            whole = model.score(prompts[place] + alone.tokens, deterministic=how["deterministic"])
+            read = whole.logprobs[len(prompts[place]) :]
+            differ += sum(struct.pack("<d", value) != old for value, (_, old) in zip(read, other, strict=True))
+            total += len(other)
+    return differ, total
+
+
+@pytest.mark.parametrize("name", [*NAMES, "t5", "bart", *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
+def test_in_any_company(name: str, tmp_path: Path) -> None:
+    """And the inverse: without it there are differences, or this would show nothing."""
+    model = made(name, tmp_path)
+    differ, total = trials(model, 6, seed=1, deterministic=True, temperature=0)
+    drawn, more = trials(model, 6, seed=2, deterministic=True, temperature=1.3)
+    plain, _ = trials(model, 6, seed=1, deterministic=False, temperature=0)
+    print(f"\n{name}: {differ + drawn} of {total + more} differ, {plain} without")
+    assert (differ, drawn) == (0, 0)
+    assert plain > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_three_hundred(name: str, tmp_path: Path) -> None:
+    model = made(name, tmp_path)
+    assert trials(model, 300, seed=3, most=32, deterministic=True, temperature=0)[0] == 0
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_smollm2(smollm2_path: Path) -> None:
+    model = cutaway.load(smollm2_path)
+    differ, total = trials(model, 25, seed=4, most=8, longest=40, deterministic=True, temperature=0)
+    plain, _ = trials(model, 5, seed=4, most=8, longest=40, deterministic=False, temperature=0)
+    print(f"\nSmolLM2: {differ} of {total} differ; {plain} without")
+    assert differ == 0
+    assert plain > 0
+
+
+def feeds(model: Model, rows: Sequence[int], cuts: Sequence[int]) -> torch.Tensor:
+    session = Session(model.transformer, steady=True)
+    for start, stop in zip([0, *cuts], [*cuts, len(rows)], strict=True):
+        out = session.feed([rows[start:stop]])
+    return out
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral-window"])
+def test_every_cut(name: str, tmp_path: Path) -> None:
+    """A text in two pieces, at every place, in many, and after going back."""
+    model = made(name, tmp_path)
+    rows = [random.Random(0).randrange(3, 60) for _ in range(50)]
+    whole = feeds(model, rows, [])
+    for cut in range(1, 50):
+        assert torch.equal(feeds(model, rows, [cut]), whole)
+    assert torch.equal(feeds(model, rows, range(1, 50)), whole)
+    session = Session(model.transformer, steady=True)
+    session.feed([[*rows, 5, 6, 7]])
+    session.rewind([30])
+    assert torch.equal(session.feed([rows[30:]]), whole)
+
+
+def test_with_beams(tmp_path: Path) -> None:
+    model = made("llama", tmp_path)
+    prompts = [[5, 6, 7], [9] * 14, [3]]
+    together = model.generate(prompts, max_tokens=6, num_beams=3, n=2, deterministic=True)
+    for i, prompt in enumerate(prompts):
+        alone = model.generate(prompt, max_tokens=6, num_beams=3, n=2, deterministic=True)
+        for one, other in zip(alone, together[2 * i : 2 * i + 2], strict=True):
+            assert (one.tokens, one.score) == (other.tokens, other.score)
+
+
+SCRIPT = """
+import sys, torch, cutaway
+torch.set_num_threads(int(sys.argv[2]))
+model = cutaway.load(sys.argv[1])
+for prompt in ([5, 6, 7], [[9] * 14, [3], [8, 4] * 20]):
+    found = model.generate(prompt, max_tokens=8, temperature=0.8, seed=3, logprobs=2, deterministic=True)
+    for one in found if isinstance(found, list) else [found]:
+        print([(entry.token, entry.logprob.hex(), [v.hex() for _, v in entry.top]) for entry in one.logprobs])
+"""
+
+
+def test_with_one_thread_or_two(tmp_path: Path) -> None:
+    folder = tiny.write(tiny.config("llama"), tmp_path / "m")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    found = set()
+    for threads in ("1", "2", "2"):
+        environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+        words = [sys.executable, str(tmp_path / "script.py"), str(folder), threads]
+        done = subprocess.run(words, capture_output=True, check=True, env=environment)
+        found.add(hashlib.sha256(done.stdout).hexdigest())
+        assert done.stdout
+    assert len(found) == 1
+
+
+def test_where_it_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experts = made("mixtral-window", tmp_path)
+    with pytest.raises(RequestError, match="experts"):
+        experts.generate([3], max_tokens=1, deterministic=True)
+    with pytest.raises(RequestError, match="deterministic"):
+        experts.generate([3], max_tokens=1, deterministic=1)
+    # A machine whose products depend on the company.
+    from cutaway.generation import steady
+
+    plain = torch.nn.functional.linear
+
+    def moody(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return plain(x, *rest) + (1e-6 if x.shape[0] == 8 else 0.0)
+
+    monkeypatch.setattr(steady.F, "linear", moody)
+    model = made("llama", tmp_path)
+    with pytest.raises(RequestError, match="in an order that depends on"):
+        model.generate([3], max_tokens=1, deterministic=True)
+    assert isinstance(model.transformer, Transformer)
+    assert any(isinstance(module, Linear) for module in model.transformer.modules())
