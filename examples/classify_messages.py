@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from small import batches, table, wordpiece
+from small import batches, wordpiece
 
 import cutaway
 
@@ -85,7 +85,7 @@ def main(folder: Path) -> float:
     optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3, weight_decay=0.01)
     torch.manual_seed(0)
     for step, places in enumerate(batches(len(train), 32, epochs=5)):
-        ids, positions = table([rows[i] for i in places])
+        ids, positions = cutaway.pad([rows[i] for i in places])
         loss = F.cross_entropy(network(ids, positions), torch.tensor([train[i][1] for i in places]))
         optimizer.zero_grad()
         loss.backward()
@@ -99,7 +99,8 @@ def main(folder: Path) -> float:
     answers = again.classify([text for text, _ in held])
     right = sum(answer[0].label == labels[number] for answer, (_, number) in zip(answers, held, strict=True))
     print(f"accuracy on {len(held)} messages made of halves never trained on together: {right / len(held):.1%}")
-    print(f'try: cutaway classify -m {folder} "the courier never came"')
+    print("It knows the words it was trained on and no others.")
+    print(f'try: cutaway classify -m {folder} "hello, the courier with my parcel has not arrived!"')
     return right / len(held)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from small import characters, table
+from small import characters
 
 import cutaway
 
@@ -64,10 +64,10 @@ def main(folder: Path) -> float:
         for group in optimizer.param_groups:
             group["lr"] = rate
         pairs = [pair for pair in (example(source) for _ in range(BATCH)) if pair[0] not in never]
-        ids, positions = table(tokenizer.encode_batch(text for text, _ in pairs))
+        ids, positions = cutaway.pad(tokenizer.encode_batch(text for text, _ in pairs))
         answers = tokenizer.encode_batch(answer for _, answer in pairs)
-        mine, places = table([[start, *answer[:-1]] for answer in answers])
-        wanted, _ = table(answers, fill=-100)
+        mine, places = cutaway.pad([[start, *answer[:-1]] for answer in answers])
+        wanted, _ = cutaway.pad(answers, fill=-100)
         logits = network(mine, places, source=network.read(ids, positions))
         loss = F.cross_entropy(logits.flatten(0, 1), wanted.flatten())
         optimizer.zero_grad()

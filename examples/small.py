@@ -1,13 +1,10 @@
-"""What the examples share: a vocabulary learned from their texts, and batches of texts of different lengths."""
+"""What the examples share: a vocabulary learned from their texts, and the order in which they learn."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-import torch
-from torch import Tensor
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -19,7 +16,9 @@ def wordpiece(texts: Sequence[str], folder: Path, size: int = 400) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    tokenizer.train_from_iterator(texts, trainers.WordPieceTrainer(vocab_size=size, special_tokens=special))
+    tokenizer.train_from_iterator(
+        texts, trainers.WordPieceTrainer(vocab_size=size, special_tokens=special, show_progress=False)
+    )
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
@@ -44,15 +43,6 @@ def characters(alphabet: str, folder: Path) -> Path:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}')
     return folder
-
-
-def table(rows: Sequence[Sequence[int]], fill: int = 0) -> tuple[Tensor, Tensor]:
-    """Rows as one rectangle, and each token's position: −1 where there is none. Both [batch, longest]"""
-    width = max(map(len, rows))
-    ids = torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
-    lengths = torch.tensor([[len(row)] for row in rows])
-    steps = torch.arange(width)
-    return ids, torch.where(steps < lengths, steps, -1)
 
 
 def batches(n: int, size: int, epochs: int, seed: int = 0) -> Iterator[list[int]]:

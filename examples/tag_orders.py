@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from small import batches, table, wordpiece
+from small import batches, wordpiece
 
 import cutaway
 
@@ -24,7 +24,7 @@ BEFORE = ["where is my order {order}", "order {order}", "please cancel {order}",
           "my order number is {order}", "I paid {n} dollars for order {order}", "call me at {phone} about {order}",
           "the {n} chairs of order {order}", "I was charged {n} dollars for {order}", "see {order}",
           "I ordered {n} lamps, the number is {order}", "my phone number is {phone}",
-          "I waited {n} days"]  # fmt: skip
+          "I waited {n} days", "hello there", "thank you very much", "good morning"]  # fmt: skip
 AFTER = ["", " arrived {n} days late", ", I ordered {n} by mistake", ", my phone is {phone}", " has {n} broken parts",
          " has not been shipped for {n} days", ", please call {phone}", " and that is {n} dollars too much", "?",
          ": {n} parts are missing", ", thanks for the answer of {n} minutes", " or not"]  # fmt: skip
@@ -77,8 +77,8 @@ def main(folder: Path) -> float:
     optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3, weight_decay=0.01)
     torch.manual_seed(0)
     for step, places in enumerate(batches(len(train), 32, epochs=6)):
-        ids, positions = table([rows[i] for i in places])
-        targets, _ = table([wanted[i] for i in places], fill=-100)  # pads have no label
+        ids, positions = cutaway.pad([rows[i] for i in places])
+        targets, _ = cutaway.pad([wanted[i] for i in places], fill=-100)  # pads have no label
         loss = F.cross_entropy(network(ids, positions).flatten(0, 1), targets.flatten())
         optimizer.zero_grad()
         loss.backward()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cutaway.generation.generate import Generation
     from cutaway.inspection.trace import Trace
     from cutaway.model import Model
+    from cutaway.models.batch import pad
     from cutaway.spec.model import ModelSpec
     from cutaway.store import build, load, save
 
@@ -29,9 +30,10 @@ _WHERE = {
     "Trace": "cutaway.inspection.trace",
     "build": "cutaway.store",
     "load": "cutaway.store",
+    "pad": "cutaway.models.batch",
     "save": "cutaway.store",
 }
-__all__ = ["CutawayError", "Generation", "Model", "ModelSpec", "Trace", "__version__", "build", "load", "save"]
+__all__ = ["CutawayError", "Generation", "Model", "ModelSpec", "Trace", "__version__", "build", "load", "pad", "save"]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from inspect import signature
 from typing import Any, Literal, TypeAlias
 
@@ -33,6 +34,17 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Message] | Tensor
 Ids: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | Tensor
 _SETTINGS = frozenset(signature(resolve_sampling).parameters) - {"own", "vocab_size"}
 _LATER = {"schema": None}
+# What others call it.
+_ELSEWHERE = {
+    "max_new_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "do_sample": "temperature (0 is greedy)",
+    "num_return_sequences": "n",
+    "bad_words_ids": "bad_words",
+    "min_new_tokens": "min_tokens",
+    "stop_strings": "stop",
+    "edits": "model.trace, which takes edits and max_tokens",
+}
 
 
 class Model:
@@ -68,7 +80,9 @@ class Model:
     def __repr__(self) -> str:
         spec = self.spec
         n = sum(p.numel() for p in self.transformer.parameters())
-        return f"Model({spec.family}, {spec.n_layers} layers, d_model {spec.d_model}, {n:,} parameters, {self.origin})"
+        layers = " + ".join(str(len(stack.layers)) for stack in spec.stacks.values())
+        facts = [spec.family, f"{layers} layers", f"d_model {spec.d_model}", f"{n:,} parameters"]
+        return f"Model({', '.join([*facts, *([self.origin] if self.origin else [])])})"
 
     # ── numbers ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -261,7 +275,8 @@ class Model:
         self._must_generate()
         for name in arguments.keys() - _SETTINGS:
             if name not in _LATER:
-                raise RequestError("unknown argument", field=name)
+                near = _ELSEWHERE.get(name) or next(iter(get_close_matches(name, _SETTINGS, n=1)), None)
+                raise RequestError("unknown argument", field=name, hint=near and f"Did you mean {near}?")
             if (value := arguments.pop(name)) != _LATER[name]:
                 raise RequestError("not supported yet", field=name, expected=_LATER[name], got=value)
         sampling = resolve_sampling(self.settings, self.spec.vocab_size, **arguments)
@@ -280,7 +295,7 @@ class Model:
         if start is None and self.tokenizer is not None:
             start = self.tokenizer.bos_id
         if start is None:
-            hint = "A config says it as decoder_start_token_id."
+            hint = "model.settings = dataclasses.replace(model.settings, decoder_start_id=…); a config says it too."
             raise RequestError("nothing says what an answer begins with", field="decoder_start_token_id", hint=hint)
         return [start]
 
@@ -325,7 +340,9 @@ class Model:
 
     def _tokenizer(self, field: str) -> Tokenizer:
         if self.tokenizer is None:
-            raise RequestError("this model came without a tokenizer", field=field, hint="Give token ids instead.")
+            ids = field.partition("/")[0] in ("prompt", "text", "target") and self.spec.generates
+            hint = "Give token ids instead." if ids else "Load it from a folder that has one, or set model.tokenizer."
+            raise RequestError("this model came without a tokenizer", field=field, hint=hint)
         return self.tokenizer
 
     @staticmethod
@@ -357,7 +374,7 @@ class Model:
             prompt: the name of a text of the checkpoint's that is put before each.
 
         Raises:
-            RequestError: no texts, no tokenizer, an unknown pooling or prompt.
+            RequestError: no tokenizer, an unknown pooling or prompt.
             ContextExceeded: a text that is longer than the model can read.
         """
         found = self._texts(texts)
@@ -384,9 +401,13 @@ class Model:
         Raises:
             RequestError: the model does not label whole texts.
         """
-        if isinstance(texts, (str, tuple)):
-            return classify(self.transformer, self._tokenizer("texts"), [texts])[0]
-        return classify(self.transformer, self._tokenizer("texts"), list(texts))
+        single = isinstance(texts, (str, tuple))
+        found = [texts] if single else list(texts)
+        for i, text in enumerate(found):
+            if not (isinstance(text, str) or (isinstance(text, tuple) and [type(t) for t in text] == [str, str])):
+                raise RequestError("not a text", field=f"texts/{i}", expected="a text, or a pair of texts", got=text)
+        labels = classify(self.transformer, self._tokenizer("texts"), found)
+        return labels[0] if single else labels
 
     def tag(self, texts: str | Sequence[str]) -> Any:
         """The labelled parts of a text, with the characters they are at; a list of such lists for several texts.
@@ -410,7 +431,8 @@ class Model:
         Raises:
             RequestError: there is no blank, or the model does not fill any.
         """
-        return fill(self.transformer, self._tokenizer("text"), text, top)
+        (found,) = self._texts([text])
+        return fill(self.transformer, self._tokenizer("text"), found, top)
 
     @staticmethod
     def _texts(texts: str | Sequence[str]) -> list[str]:

@@ -114,7 +114,7 @@ def build(
         wanted = "words, YAML, a YAML file or a ModelSpec"
         raise RequestError("not a recipe", field="recipe", expected=wanted, got=given)
     words = read_recipe(recipe) if isinstance(recipe, (str, PathLike)) else recipe
-    cutter = from_folder(tokenizer) if isinstance(tokenizer, (str, PathLike)) else tokenizer
+    cutter = _tokenizer(tokenizer)
     if isinstance(words, ModelSpec):
         check(words)
         spec = words
@@ -126,6 +126,20 @@ def build(
         raise RequestError(what, field="vocab_size", expected=f"≥ {cutter.vocab_size}", got=rows)
     ends = GenerationSettings() if cutter is None else GenerationSettings(eos_ids=cutter.eos_ids)
     return Model(built(spec, seed), cutter, ends)
+
+
+def _tokenizer(given: object) -> Tokenizer | None:
+    if given is None or isinstance(given, Tokenizer):
+        return given
+    wanted = "a folder with a tokenizer.json, or a loaded model's tokenizer"
+    if not isinstance(given, (str, PathLike)):
+        hint = "Save it into a folder as tokenizer.json and name the folder."
+        raise RequestError("not a tokenizer", field="tokenizer", expected=wanted, got=type(given).__name__, hint=hint)
+    folder = Path(given).parent if Path(given).is_file() else Path(given)
+    found = from_folder(folder)
+    if found is None:
+        raise RequestError("there is no tokenizer", field="tokenizer", expected=wanted, got=str(folder))
+    return found
 
 
 def save(

@@ -35,7 +35,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
 
 def test_classify_messages(run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("classify_messages", tmp_path / "m") >= 0.95
-    answer = said(capsys, "classify", "-m", str(tmp_path / "m"), "the courier never came")
+    answer = said(capsys, "classify", "-m", str(tmp_path / "m"), "hello, the courier with my parcel has not arrived!")
     assert answer["texts"][0]["labels"][0]["label"] == "shipping"
 
 

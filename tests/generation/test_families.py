@@ -170,7 +170,7 @@ def test_score(name: str) -> None:
 
 
 def test_score_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    import cutaway.generation.generate as module
+    import cutaway.generation.score as module
 
     model, ids = model_of("llama"), tiny.ids(33).tolist()
     whole = model.score(ids).logprobs[1:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cutaway.errors import DtypeError, ShapeMismatch
-from cutaway.formats.rules import Tie, WeightRule
+from cutaway.formats.rules import Drop, Tie, WeightRule
 from cutaway.models import Transformer
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -88,6 +89,9 @@ def fill(
     for rule in used:
         if isinstance(rule, Tie):
             _compare_tied(rule, given[rule.same_as], _read(source, stored[rule.theirs[0]], path), path)
+    left = [name for rule in used if isinstance(rule, Drop) and rule.learned for name in rule.theirs]
+    if left:
+        warnings.warn(f"{path}: left behind, as this model has no use for them: {', '.join(left)}", stacklevel=2)
     model.load_state_dict(given, assign=True)
     model.requires_grad_(True)
 

@@ -208,7 +208,7 @@ def without_pooler(spec: ModelSpec, stored: Stored) -> ModelSpec:
 
 def unused(*names: str) -> list[WeightRule]:
     """Tensors of a head that only training used, left behind by name."""
-    return [Drop((name,)) for name in names]
+    return [Drop((name,), learned=True) for name in names]
 
 
 __all__ = [

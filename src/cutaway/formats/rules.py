@@ -187,10 +187,15 @@ class Tie:
 
 @dataclass(frozen=True)
 class Drop:
-    """A stored tensor that this model has no use for, known by name, left behind on purpose."""
+    """A stored tensor that this model has no use for, known by name, left behind on purpose.
+
+    Attributes:
+        learned: weights that something else may want, so that leaving them behind is worth a word.
+    """
 
     theirs: tuple[str, ...]
     ours: tuple[str, ...] = ()
+    learned: bool = False
 
     def load(self, stored: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Left behind."""

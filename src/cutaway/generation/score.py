@@ -10,9 +10,10 @@ import torch
 from cutaway.cache import Source
 from cutaway.generation.checks import check_ids
 from cutaway.generation.logprobs import token_logprobs
-from cutaway.generation.session import CHUNK, check_length, padded
+from cutaway.generation.session import CHUNK, check_length
 from cutaway.generation.steady import promise
 from cutaway.models import Transformer
+from cutaway.models.batch import pad
 from cutaway.modules.steady import ROWS, filled
 
 
@@ -53,9 +54,7 @@ def score_ids(
         promise(model)
     ids = check_ids(ids, model.spec.vocab_size)
     check_length(model, len(ids), "prompt")
-    table, counts = padded([ids], ROWS if steady else 1)
-    steps = torch.arange(table.shape[1])
-    positions = torch.where(steps < counts, steps, -1)
+    table, positions = pad([ids], multiple=ROWS if steady else 1)
     hidden = model.hidden(table, positions, source=source, how="steady" if steady else None)[0, : len(ids) - 1]
     scores: list[float | None] = [None]
     for start in range(0, len(ids) - 1, CHUNK):  # logits of a long text, with a large vocabulary, are gigabytes

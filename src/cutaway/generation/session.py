@@ -11,6 +11,7 @@ from torch import Tensor
 from cutaway.cache import Source
 from cutaway.errors import ContextExceeded, RequestError
 from cutaway.models import Transformer
+from cutaway.models.batch import pad
 from cutaway.modules.attention import How
 from cutaway.modules.steady import ROWS, filled
 from cutaway.modules.tap import Tap
@@ -104,14 +105,13 @@ class Session:
         lengths = torch.tensor([n + len(new) for n, new in zip(self._cache.lengths, rows, strict=True)])
         for start in range(0, max(map(len, rows)), CHUNK):
             pieces = [list(new[start : start + CHUNK]) for new in rows]
-            ids, counts = padded(pieces, ROWS if self._steady else 1)
-            steps = torch.arange(ids.shape[1])
-            positions = torch.where(steps < counts, torch.tensor(self._cache.lengths)[:, None] + steps, -1)
+            ids, steps = pad(pieces, multiple=ROWS if self._steady else 1)
+            positions = torch.where(steps >= 0, torch.tensor(self._cache.lengths)[:, None] + steps, -1)
             how: How | None = "steady" if self._steady else None
             hidden = model.hidden(ids, positions, cache=self._cache, tap=tap, lengths=lengths, how=how)
-            counts = counts.to(model.device)
-            ends = hidden[torch.arange(len(rows), device=model.device), (counts[:, 0] - 1).clamp(min=0)]
-            last = torch.where(counts > 0, ends, last)
+            counts = torch.tensor([len(piece) for piece in pieces], device=model.device)
+            ends = hidden[torch.arange(len(rows), device=model.device), (counts - 1).clamp(min=0)]
+            last = torch.where(counts[:, None] > 0, ends, last)
         return last
 
 
@@ -131,20 +131,8 @@ def read_sources(
         ContextExceeded: a text longer than a learned table of positions.
     """
     check_length(model, max(map(len, rows)), "prompt", of_source=True)
-    ids, counts = padded(rows, ROWS if steady else 1)
-    steps = torch.arange(ids.shape[1])
-    return model.read(ids, torch.where(steps < counts, steps, -1), tap=tap, how="steady" if steady else None)
-
-
-def padded(rows: Sequence[Sequence[int]], multiple: int = 1) -> tuple[Tensor, Tensor]:
-    """Rows as one rectangle, filled up with 0 on the right, and their lengths. [batch, n], [batch, 1]
-
-    n is the longest row's length, or the next multiple of ``multiple``.
-    """
-    width = max(map(len, rows))
-    width += -width % multiple
-    ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.long)
-    return ids, torch.tensor([[len(row)] for row in rows])
+    ids, positions = pad(rows, multiple=ROWS if steady else 1)
+    return model.read(ids, positions, tap=tap, how="steady" if steady else None)
 
 
 def check_length(model: Transformer, longest: int, field: str | None = None, *, of_source: bool = False) -> None:

@@ -78,7 +78,10 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """What the head says of this pass: logits of tokens or labels, a vector, or the stream where there is no head.
 
-        See :meth:`hidden` for the arguments.
+        Args:
+            ids: token ids. [batch, query]
+            positions: each token's place in its text, −1 for a pad (there is no attention mask); see ``cutaway.pad``.
+            segments, cache, tap, source, types: see :meth:`hidden`.
         """
         x = self.hidden(ids, positions, segments, cache, tap, source=source, types=types)
         if isinstance(self.head, Pooler | Classifier):
@@ -119,6 +122,7 @@ class Transformer(nn.Module):
         """
         if positions is None:
             positions = self._positions(ids, cache)
+        _check_positions(ids, positions)
         _check_limit(positions, self.spec.position_limit)
         stack, scope = (self.decoder, "decoder") if self.spec.main == "decoder" else (self.encoder, "encoder")
         if cache is None:
@@ -150,6 +154,7 @@ class Transformer(nn.Module):
             return self.hidden(ids, positions, segments, tap=tap, types=types, how=how)
         if positions is None:
             positions = self._positions(ids, None)
+        _check_positions(ids, positions)
         _check_limit(positions, self.spec.source_limit)
         cache = NoCache([layer.attention.mask for layer in self.spec.encoder.layers], self.device)
         cache.begin(positions.cpu(), None if segments is None else segments.cpu())
@@ -280,6 +285,18 @@ class Transformer(nn.Module):
 
     def _head_kind(self) -> str:
         return "no head" if self.head is None else type(self.head).__name__.lower()
+
+
+def _check_positions(ids: Tensor, positions: Tensor) -> None:
+    hint = "Positions are 0, 1, 2 … and −1 for a pad; cutaway.pad makes them of rows of ids."
+    if ids.dim() != 2:
+        raise RequestError("not a batch of texts", field="ids", expected="[batch, query]", got=list(ids.shape))
+    if positions.dtype == torch.bool or positions.is_floating_point():
+        what = "a mask is no positions" if positions.dtype == torch.bool else "positions are whole numbers"
+        raise RequestError(what, field="positions", expected="int64", got=str(positions.dtype), hint=hint)
+    if positions.shape != ids.shape:
+        wanted = list(ids.shape)
+        raise RequestError("not one for each token", field="positions", expected=wanted, got=list(positions.shape))
 
 
 def _check_limit(positions: Tensor, limit: int | None) -> None:

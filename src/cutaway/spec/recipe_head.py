@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from cutaway.errors import ConfigError
 from cutaway.spec.head import ClassifierSpec, HeadSpec, PoolerSpec, TransformSpec
@@ -30,7 +30,9 @@ def read_head(
     Raises:
         ConfigError: words that have no use beside one another.
     """
-    labels, pool, dropout = words.get("labels"), words.get("pool"), words.get("dropout", 0.0)
+    labels, dropout = words.get("labels"), words.get("dropout", 0.0)
+    pool: Any = words.get("pool")
+    pool = "first" if pool == "cls" else pool  # as BERT's first token is called
     transformed = words.get("head_transform", False)
     if labels is None and pool is None:
         act: Activation = layer.get("activation", "silu")

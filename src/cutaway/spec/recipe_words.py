@@ -28,7 +28,7 @@ MODEL: dict[str, str] = {
     "logit_cap": "number",
     "types": "size",
     "labels": "any",
-    "pool": "first last mean none",
+    "pool": "first cls last mean none",
     "head_bias": "flag",
     "head_transform": "flag",
     "dropout": "number",

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from cutaway.errors import ContextExceeded
+from cutaway.generation.session import check_length
 from cutaway.models import Transformer
+from cutaway.models.batch import pad
 
 BUDGET = 8192  # tokens of a pass, pads included
 
@@ -60,19 +62,15 @@ def passes(model: Transformer, texts: Sequence[Encoded], budget: int = BUDGET) -
                 expected=f"at most {limit} tokens",
                 got=len(text.ids),
             )
+    if texts:
+        check_length(model, max(len(text.ids) for text in texts), "texts", of_source=model.spec.source is not None)
     order = sorted(range(len(texts)), key=lambda i: -len(texts[i].ids))
     while order:
         width = max(1, len(texts[order[0]].ids))
         rows, order = order[: max(1, budget // width)], order[max(1, budget // width) :]
-        ids, positions = _table([texts[i].ids for i in rows], width, 0), torch.arange(width).expand(len(rows), -1)
-        lengths = torch.tensor([[len(texts[i].ids)] for i in rows])
-        positions = torch.where(positions < lengths, positions, -1)
+        ids, positions = pad([texts[i].ids for i in rows])
         types = None
         if any(texts[i].types for i in rows):
-            types = _table([texts[i].types or [0] * len(texts[i].ids) for i in rows], width, 0)
+            types, _ = pad([texts[i].types or [0] * len(texts[i].ids) for i in rows])
         reads = model.encode if model.spec.encoder.layers else model.hidden
         yield Pass(rows, reads(ids, positions, types=types), positions)
-
-
-def _table(rows: Sequence[Sequence[int]], width: int, fill: int) -> Tensor:
-    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=torch.long)

@@ -16,7 +16,7 @@ from cutaway.spec.sentence import SentenceSettings
 from cutaway.tasks.batch import Encoded, passes
 from cutaway.tokenizers.tokenizer import Tokenizer
 
-POOLS = {"mean": "mean", "cls": "first", "first": "first", "last": "last", "max": "max"}
+POOLS = {"mean": "mean", "cls": "first", "last": "last", "max": "max"}
 
 
 def embed(

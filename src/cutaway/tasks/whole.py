@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from cutaway.errors import RequestError
-from cutaway.generation.session import check_length, padded
+from cutaway.generation.session import check_length
 from cutaway.models import Transformer
+from cutaway.models.batch import pad
 from cutaway.models.head import Classifier, Head
 
 
@@ -78,6 +78,4 @@ def _table(
     model: Transformer, rows: Sequence[Sequence[int]], field: str, of_source: bool = False
 ) -> tuple[Tensor, Tensor]:
     check_length(model, max(map(len, rows)), field, of_source=of_source)
-    table, counts = padded(rows)
-    steps = torch.arange(table.shape[1])
-    return table, torch.where(steps < counts, steps, -1)
+    return pad(rows)
