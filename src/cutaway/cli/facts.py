@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cutaway.checkpoints.sentence import read_sentence
 from cutaway.cli.anatomy import Source
 from cutaway.cli.text import Look, counted, nbytes, rounded, visible
 from cutaway.cli.tree import ranges
@@ -26,6 +27,7 @@ from cutaway.spec import (
     StackSpec,
     TransformSpec,
 )
+from cutaway.spec.sentence import SentenceSettings
 
 __all__ = ["as_dict", "cache_bytes", "describe"]
 
@@ -58,6 +60,8 @@ def describe(source: Source, look: Look) -> list[str]:
         lines += _wrapped("source", [tokens, *_embedding(spec.source)], look)
     lines += _wrapped("embed", _embedding(spec.embedding), look)
     lines += _wrapped("head", _head(spec, look), look)
+    if path.is_dir() and (sentence := read_sentence(path)) is not None:
+        lines += _wrapped("vector", _sentence(sentence), look)
     memory = [f"{nbytes(4 * count)} in fp32", f"{nbytes(2 * count)} in bf16"]
     if spec.decoder.layers:
         memory.append(f"and {nbytes(cache_bytes(spec))} of cache a token in fp32")
@@ -82,6 +86,15 @@ def _stack(stack: StackSpec, name: str, look: Look) -> list[str]:
             through = ", through the first one's norm" if layer.shared_norm else ""
             lines.append(f"  the branches read the same input, side by side{through}")
     return lines
+
+
+def _sentence(settings: SentenceSettings) -> list[str]:
+    """How `embed` makes one vector of a text."""
+    pools = {"mean": "the mean of the vectors", "max": "the largest of each channel"}
+    facts = [pools.get(settings.pool, f"the {'first' if settings.pool == 'cls' else 'last'} token's vector")]
+    facts += ["brought to length one"] if settings.normalize else []
+    facts += [f"of at most {settings.max_length:,} tokens"] if settings.max_length is not None else []
+    return facts
 
 
 def _wrapped(word: str, facts: list[str], look: Look) -> list[str]:
