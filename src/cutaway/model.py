@@ -7,15 +7,16 @@ from difflib import get_close_matches
 from inspect import signature
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from cutaway.checkpoints.load import Checkpoint
 from cutaway.errors import RequestError
 from cutaway.generation.generate import Run
+from cutaway.generation.inputs import is_list, plain, rows_of, texts_of, texts_or_pairs_of
 from cutaway.generation.params import Words, check_ids
 from cutaway.generation.params import resolve as resolve_sampling
+from cutaway.generation.sampling import Sampling
 from cutaway.generation.score import Score, score_ids
 from cutaway.generation.session import read_sources
 from cutaway.generation.streamed import Stream
@@ -114,22 +115,9 @@ class Model:
         return self._final(ids, target).rows()
 
     def _final(self, ids: Ids, target: Ids | None) -> Ragged:
-        rows = self._rows(ids, "ids", self.spec.source_vocab_size or self.spec.vocab_size)
-        targets = None if target is None else self._rows(target, "target", self.spec.vocab_size)
+        rows = rows_of(ids, "ids", self.spec.source_vocab_size or self.spec.vocab_size)
+        targets = None if target is None else rows_of(target, "target", self.spec.vocab_size)
         return final(self.transformer, rows, targets)
-
-    @staticmethod
-    def _rows(ids: Ids, field: str, vocab_size: int) -> list[list[int]]:
-        values = _plain(ids)
-        if not isinstance(values, (list, tuple)):
-            raise RequestError("no ids", field=field, expected="a list of ints, or a list of such lists", got=values)
-        rows = [_plain(value) for value in values]
-        nested = [isinstance(row, (list, tuple)) for row in rows]
-        if not any(nested):
-            return [check_ids(rows, vocab_size, field)]
-        if not all(nested):
-            raise RequestError("ids and lists of ids are mixed", field=field, expected="one or the other")
-        return [check_ids(row, vocab_size, f"{field}/{i}") for i, row in enumerate(rows)]
 
     def score(
         self,
@@ -158,7 +146,7 @@ class Model:
         if isinstance(target, str):
             mine = self._tokenizer("target").target.encode(target)
         else:
-            mine = check_ids(_plain(target), self.spec.vocab_size, "target")
+            mine = check_ids(plain(target), self.spec.vocab_size, "target")
         source = read_sources(self.transformer, [ids], steady=deterministic)
         return Score(mine, score_ids(self.transformer, [*self._start(), *mine], source, steady=deterministic)[1:])
 
@@ -257,7 +245,7 @@ class Model:
         for _ in run:
             pass
         results = run.results()
-        return results if self._is_list(prompt) or n > 1 else results[0]
+        return results if is_list(prompt) or n > 1 else results[0]
 
     def stream(self, prompt: Prompt, **arguments: Any) -> Stream:
         """Continue one prompt and hand out text as it is finished, character by character whole.
@@ -265,7 +253,7 @@ class Model:
         Takes the arguments of :meth:`generate`. The pieces joined are its ``text``; ``.result`` is the
         :class:`Generation` so far.
         """
-        if self._is_list(prompt):
+        if is_list(prompt):
             raise RequestError("one prompt is streamed at a time", field="prompt", hint="Use generate for a list.")
         if arguments.get("n", 1) != 1:
             raise RequestError("one answer is streamed at a time", field="n", expected=1, got=arguments["n"])
@@ -299,6 +287,10 @@ class Model:
             raise RequestError("nothing says what an answer begins with", field="decoder_start_token_id", hint=hint)
         return [start]
 
+    def _greedy(self) -> Sampling:
+        """As the checkpoint's own rules have it, without a draw."""
+        return resolve_sampling(self.settings, self.spec.vocab_size, temperature=0, num_beams=1)
+
     def _must_generate(self) -> None:
         if not self.spec.generates:
             hint = "Encoders have embed, classify, tag and fill."
@@ -308,9 +300,9 @@ class Model:
 
     def _encode_prompts(self, prompt: Prompt | Sequence[Prompt]) -> list[list[int]]:
         """The ids of one prompt, or of each of several."""
-        if not self._is_list(prompt):
+        if not is_list(prompt):
             return [self.encode_prompt(prompt)]  # type: ignore[arg-type]
-        return [self.encode_prompt(one, f"prompt/{i}") for i, one in enumerate(_plain(prompt))]
+        return [self.encode_prompt(one, f"prompt/{i}") for i, one in enumerate(plain(prompt))]
 
     def encode_prompt(self, prompt: Prompt, field: str = "prompt") -> list[int]:
         """The ids that a prompt stands for: text, messages through the chat template, or ids as they are.
@@ -322,7 +314,7 @@ class Model:
             RequestError: nothing there, or no tokenizer for it.
             TemplateError: messages that the chat template refuses, or no template.
         """
-        items = _plain(prompt)
+        items = plain(prompt)
         if isinstance(items, str):
             tokenizer = self._tokenizer(field)
             ids = tokenizer.encode(items)
@@ -344,12 +336,6 @@ class Model:
             hint = "Give token ids instead." if ids else "Load it from a folder that has one, or set model.tokenizer."
             raise RequestError("this model came without a tokenizer", field=field, hint=hint)
         return self.tokenizer
-
-    @staticmethod
-    def _is_list(prompt: Any) -> bool:
-        """Whether this is a list of prompts rather than one."""
-        items = _plain(prompt)
-        return isinstance(items, (list, tuple)) and bool(items) and isinstance(_plain(items[0]), (str, list, tuple))
 
     # ── encoders ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -377,7 +363,7 @@ class Model:
             RequestError: no tokenizer, an unknown pooling or prompt.
             ContextExceeded: a text that is longer than the model can read.
         """
-        found = self._texts(texts)
+        found = texts_of(texts)
         tokenizer = self._tokenizer("texts")
         return embed(
             self.transformer,
@@ -401,13 +387,8 @@ class Model:
         Raises:
             RequestError: the model does not label whole texts.
         """
-        single = isinstance(texts, (str, tuple))
-        found = [texts] if single else list(texts)
-        for i, text in enumerate(found):
-            if not (isinstance(text, str) or (isinstance(text, tuple) and [type(t) for t in text] == [str, str])):
-                raise RequestError("not a text", field=f"texts/{i}", expected="a text, or a pair of texts", got=text)
-        labels = classify(self.transformer, self._tokenizer("texts"), found)
-        return labels[0] if single else labels
+        labels = classify(self.transformer, self._tokenizer("texts"), texts_or_pairs_of(texts))
+        return labels[0] if isinstance(texts, (str, tuple)) else labels
 
     def tag(self, texts: str | Sequence[str]) -> Any:
         """The labelled parts of a text, with the characters they are at; a list of such lists for several texts.
@@ -418,7 +399,7 @@ class Model:
         Raises:
             RequestError: the model does not label tokens.
         """
-        found = tag(self.transformer, self._tokenizer("texts"), self._texts(texts))
+        found = tag(self.transformer, self._tokenizer("texts"), texts_of(texts))
         return found[0] if isinstance(texts, str) else found
 
     def fill(self, text: str, *, top: int = 5) -> list[list[Candidate]]:
@@ -431,16 +412,8 @@ class Model:
         Raises:
             RequestError: there is no blank, or the model does not fill any.
         """
-        (found,) = self._texts([text])
+        (found,) = texts_of([text])
         return fill(self.transformer, self._tokenizer("text"), found, top)
-
-    @staticmethod
-    def _texts(texts: str | Sequence[str]) -> list[str]:
-        found = [texts] if isinstance(texts, str) else list(texts)
-        for i, text in enumerate(found):
-            if not isinstance(text, str):
-                raise RequestError("not a text", field=f"texts/{i}", expected="a text", got=text)
-        return found
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -459,7 +432,7 @@ class Model:
             names: names or patterns (``decoder.layers.*.attn.weights``); ``cutaway show --taps`` lists them.
             edits: name or pattern → function of the tensor; later tokens see what it gives back. A function is
                 called in every pass: for the prompt, then for one token after another.
-            max_tokens: tokens to go on with, greedily.
+            max_tokens: tokens to go on with, as :meth:`generate` does at temperature 0 without beams.
             target: of an encoder–decoder, ids that the decoder reads for each prompt, its start token included; by
                 default that token alone.
 
@@ -470,11 +443,6 @@ class Model:
         if self.spec.source is None:
             if target is not None:
                 raise RequestError("this model reads one text, not a source and a target", field="target", got=target)
-            return trace(self.transformer, ids, names, edits, max_tokens, self.settings.eos_ids)
-        targets = [self._start()] * len(ids) if target is None else self._rows(target, "target", self.spec.vocab_size)
-        return trace(self.transformer, targets, names, edits, max_tokens, self.settings.eos_ids, ids)
-
-
-def _plain(ids: Any) -> Any:
-    """Lists for tensors and arrays."""
-    return ids.tolist() if isinstance(ids, (Tensor, np.ndarray)) else ids
+            return trace(self.transformer, ids, names, edits, max_tokens, sampling=self._greedy())
+        targets = [self._start()] * len(ids) if target is None else rows_of(target, "target", self.spec.vocab_size)
+        return trace(self.transformer, targets, names, edits, max_tokens, sources=ids, sampling=self._greedy())

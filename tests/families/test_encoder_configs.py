@@ -220,7 +220,8 @@ def test_norms_under_their_first_names(tmp_path: Path) -> None:
     old["cls.seq_relationship.weight"], old["cls.seq_relationship.bias"] = torch.zeros(2, 32), torch.zeros(2)
     old["bert.embeddings.position_ids"] = torch.arange(48)[None]
     save_file(old, file, metadata={"format": "pt"})
-    assert torch.equal(open_folder(folder)(ids), wanted)
+    with pytest.warns(UserWarning, match=r"left behind.*cls\.seq_relationship"):
+        assert torch.equal(open_folder(folder)(ids), wanted)
     assert (encoders.lone(folder, ids)[1] - wanted).abs().max() <= 1e-4
 
     save_file({**old, "bert.embeddings.LayerNorm.weight": torch.ones(32)}, file)
@@ -282,7 +283,7 @@ def test_an_untied_head_has_the_shift_that_is_used(tmp_path: Path) -> None:
     assert torch.equal(model.state_dict()["head.bias"], tensors["lm_head.decoder.bias"])
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
-    with pytest.raises(ShapeMismatch, match="differs from the embedding table") as caught:
+    with pytest.raises(ShapeMismatch, match="differs from") as caught:
         open_folder(folder)
     assert caught.value.field == "lm_head.decoder.weight"
 

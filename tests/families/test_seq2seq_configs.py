@@ -224,7 +224,7 @@ def test_what_they_come_to() -> None:
         ("t5", {"is_decoder": True}, "/is_decoder"),
         ("t5", {"is_encoder_decoder": False}, "/is_encoder_decoder"),
         ("t5", {"num_head": 4}, "/num_head"),
-        ("bart", {"encoder_layerdrop": 0.1}, "/encoder_layerdrop"),
+        ("bart", {"encoder_layerdrop": 1.5}, "/encoder_layerdrop"),
         ("bart", {"num_hidden_layers": 5}, "/num_hidden_layers"),
         ("bart", {"normalize_before": True}, "/normalize_before"),
         ("bart", {"add_final_layer_norm": True}, "/add_final_layer_norm"),
@@ -237,7 +237,7 @@ def test_what_they_come_to() -> None:
         ("marian", {"normalize_embedding": True}, "/normalize_embedding"),
         ("marian", {"static_position_embeddings": False}, "/static_position_embeddings"),
         ("marian", {"decoder_vocab_size": 60}, "/decoder_vocab_size"),
-        ("marian", {"decoder_layerdrop": 0.5}, "/decoder_layerdrop"),
+        ("marian", {"decoder_layerdrop": -0.5}, "/decoder_layerdrop"),
     ],
 )
 def test_refused_by_name(name: str, options: dict[str, Any], where: str) -> None:

@@ -12,7 +12,7 @@ WORDS = """
     the a cat dog sat on mat is my order number was charged twice for item late parcel refund please
     """.split()  # noqa: SIM905 (a list of words is read as words)
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *string.ascii_lowercase, *string.digits, *".,!?-#"]
-VOCABULARY = [*PIECES, *(f"##{letter}" for letter in string.ascii_lowercase + string.digits)]
+VOCABULARY = [*dict.fromkeys(PIECES), *(f"##{letter}" for letter in string.ascii_lowercase + string.digits)]
 TEXTS = [
     "My order 4711 was charged twice!",
     "the cat sat on the mat.",

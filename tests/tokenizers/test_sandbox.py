@@ -192,6 +192,9 @@ def test_v12_nothing_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     warm = ChatTemplate("{{ strftime_now('%Y') }}{{ [1]|tojson }}")  # whatever is imported late, is now
     warm.render([])
+    import jinja2.debug  # a first error brings it in
+
+    assert jinja2.debug
     sys.addaudithook(audit)
     for source in [*REFUSED.values(), *STOPPED.values()]:
         active.on = True

@@ -17,7 +17,7 @@ from cutaway.checkpoints.sentence import FILES
 from cutaway.errors import ConfigError, RequestError, StorageError
 from cutaway.families import Family, family_of
 from cutaway.formats.config import ConfigReader
-from cutaway.formats.files import atomic_write
+from cutaway.formats.files import atomic_write, sweep
 from cutaway.formats.rules import saved
 from cutaway.formats.shards import save_sharded
 from cutaway.models import Transformer
@@ -106,6 +106,7 @@ def save_folder(
         save_sharded(folder, tensors, verify=verify, ready=mark)
     for path in stale:
         path.unlink(missing_ok=True)
+    sweep(folder)
     marker.unlink()
 
 

@@ -51,7 +51,8 @@ def read_sentence(folder: Path) -> SentenceSettings | None:
     steps: Any = read_json(path, limit=_MOST, error=ConfigError)
     if not isinstance(steps, list) or not steps or not all(isinstance(step, dict) for step in steps):
         raise ConfigError("not a list of steps", path=path, got=steps)
-    kinds = [str(step.get("type", "")).rpartition(".")[2] for step in steps]
+    types = [str(step.get("type", "")) for step in steps]
+    kinds = [name.rpartition(".")[2] if name.startswith("sentence_transformers.") else name for name in types]
     if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
         raise UnsupportedModelError(
             "sentence vectors made in other steps are not supported",
@@ -62,7 +63,10 @@ def read_sentence(folder: Path) -> SentenceSettings | None:
     if steps[0].get("path", "") not in ("", "."):
         what = "the model lies in a folder of its own"
         raise UnsupportedModelError(what, path=path, field="/0/path", expected="''", got=steps[0]["path"])
-    pooling = resolve_inside(folder, str(steps[1].get("path", "")), error=ConfigError) / "config.json"
+    try:
+        pooling = resolve_inside(folder, str(steps[1].get("path", "")), error=ConfigError) / "config.json"
+    except ConfigError as error:
+        raise ConfigError(error.what, path=path, field="/1/path", got=steps[1].get("path")) from error
     length = _reader(folder / LENGTH)
     most, lower = None, False
     if length is not None:
@@ -87,7 +91,11 @@ def _pool(path: Path) -> Pool:
     if not c.flag("include_prompt", True):
         raise c.error("include_prompt", "this value is not supported", expected=True, got=False)
     if c.has("pooling_mode"):
-        return c.choice("pooling_mode", _POOLS)
+        stated = c.raw("pooling_mode")
+        one = stated[0] if isinstance(stated, list) and len(stated) == 1 else stated
+        if not isinstance(one, str) or one not in _POOLS:
+            raise c.error("pooling_mode", "this pooling is not supported", expected=" or ".join(_POOLS), got=stated)
+        return _POOLS[one]
     chosen = [(key, name) for key, name in _OLD.items() if c.flag(key, False)] or [("pooling_mode", "mean")]
     if len(chosen) > 1 or chosen[0][1] not in _POOLS:
         wanted = " or ".join(key for key, name in _OLD.items() if name in _POOLS)

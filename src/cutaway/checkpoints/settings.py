@@ -31,6 +31,9 @@ _NOT_FOLLOWED: dict[str, tuple[Any, ...]] = {
     "watermarking_config": (None,),
     "guidance_scale": (1.0, None),
     "sequence_bias": ({}, [], None),
+    "forced_decoder_ids": ([], None),
+    "constraints": ([], None),
+    "max_time": (None,),
 }
 _LONGEST = 1 << 40
 _MOST_BEAMS = 1024

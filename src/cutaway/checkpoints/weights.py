@@ -181,7 +181,8 @@ def _read(source: TensorSource, name: str, path: str) -> Tensor:
 
 def _compare_tied(rule: Tie, ours: Tensor, theirs: Tensor, path: str) -> None:
     if not torch.equal(ours, theirs.to(device=ours.device, dtype=ours.dtype)):
-        error = ShapeMismatch("differs from the embedding table, though the config says they are tied", path=path)
+        what = f"differs from {rule.same_as}, though the two are tied"
+        error = ShapeMismatch(what, path=path)
         error.field = rule.theirs[0]
         error.hint = "Set tie_word_embeddings to false in the config if the output matrix is its own."
         raise error

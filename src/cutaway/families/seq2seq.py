@@ -101,8 +101,9 @@ def read_body(
         mlp = MlpSpec(d_ff, activation, bias=True, out_bias=True, dropout=inner_dropout)
         layer = _layer(side, attention, both, mlp, dropout)
         stacks[side] = StackSpec((layer,) * c.size(f"{side}_layers", high=MOST_LAYERS))
-        # Whole layers left out in training, at random: not done here.
-        c.fixed(f"{side}_layerdrop", (0,), 0)
+        # Whole layers left out in training, at random: not done here, and nothing to one who only runs it.
+        c.number(f"{side}_layerdrop", 0.0, low=0, high=1)
+        c.keep(f"{side}_layerdrop")
     n_encoder = len(stacks["encoder"].layers)
     c.fixed("num_hidden_layers", (n_encoder,), n_encoder)  # the reference takes it for another name of encoder_layers
     # Switches of the code that these checkpoints were trained with; the reference has one way each.
@@ -168,7 +169,6 @@ def write_body(spec: ModelSpec) -> dict[str, Any]:
         out[f"{side}_layers"] = len(spec.stacks[side].layers)
         out[f"{side}_attention_heads"] = layer.attention.n_heads
         out[f"{side}_ffn_dim"] = inside(layer).d_ff
-        out[f"{side}_layerdrop"] = 0.0
     mlp = inside(spec.decoder.layers[0])
     return {
         **out,

@@ -29,13 +29,15 @@ from cutaway.spec import (
 )
 
 LM, BODY, ENCODER = "T5ForConditionalGeneration", "T5Model", "T5EncoderModel"
+OLD_LM = "T5WithLMHeadModel"  # what the first checkpoints call it
 HEAD = "lm_head.weight"
 
 
 def read(c: ConfigReader) -> ModelSpec:
     """A ``T5Config`` as a spec."""
     c.raw("model_type", None)
-    name = read_class(c, (LM, BODY, ENCODER))
+    name = read_class(c, (LM, BODY, ENCODER, OLD_LM))
+    name = LM if name == OLD_LM else name
     c.fixed("is_decoder", (False,), False)
     if name == ENCODER:
         c.flag("is_encoder_decoder", False)  # published both ways

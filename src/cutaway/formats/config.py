@@ -16,7 +16,9 @@ _MISSING: Any = object()
 # Keys that change no number here whatever they say. They are kept and given back on saving.
 KEPT = frozenset(
     """
-    _attn_implementation _commit_hash _name_or_path architectures attn_implementation auto_map bos_token_id
+    _attn_implementation _commit_hash _name_or_path _num_labels sbert_ce_default_activation_function
+    sentence_transformers summary_activation summary_first_dropout summary_last_dropout summary_proj_to_labels
+    summary_type summary_use_proj architectures attn_implementation auto_map bos_token_id
     cache_implementation decoder_start_token_id dtype eos_token_id finetuning_task gradient_checkpointing
     id2label initializer_factor initializer_range keys_to_ignore_at_inference label2id max_length name_or_path
     num_labels output_attentions output_hidden_states pad_token_id prefix problem_type return_dict

@@ -14,6 +14,7 @@ import re
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
@@ -236,6 +237,10 @@ def read_json(path: StrPath, *, limit: int, error: type[CutawayError] = FormatEr
 # -- writing ---------------------------------------------------------------------------------
 
 
+_UNFINISHED = re.compile(r"\.[0-9a-f]{16}\.tmp")
+_OLD = 3600.0  # seconds
+
+
 @contextlib.contextmanager
 def atomic_write(path: StrPath, *, expect: int = 0) -> Iterator[BinaryIO]:
     """Write a file so that ``path`` is, at every moment, the old file or the whole new one.
@@ -275,6 +280,14 @@ def atomic_write(path: StrPath, *, expect: int = 0) -> Iterator[BinaryIO]:
         if made:
             with contextlib.suppress(OSError):
                 os.unlink(temp)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed writers left in a folder: files under the names that unfinished ones have, an hour old."""
+    for path in folder.glob(".*.tmp"):
+        with contextlib.suppress(OSError):
+            if _UNFINISHED.fullmatch(path.name) and time.time() - path.stat().st_mtime > _OLD:
+                path.unlink()
 
 
 def _sync(path: Path) -> None:

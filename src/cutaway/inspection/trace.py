@@ -12,6 +12,7 @@ from torch import Tensor
 from cutaway.cache import Source
 from cutaway.errors import NameNotFound, RequestError
 from cutaway.generation.params import check_ids
+from cutaway.generation.sampling import Sampling
 from cutaway.generation.session import check_length, read_sources
 from cutaway.inspection.record import Edit, Recorder
 from cutaway.models import Transformer
@@ -33,11 +34,14 @@ class Trace(Mapping[str, Tensor]):
     ) -> None:
         self._kept = dict(kept)
         self.axes = {name: axes[name] for name in kept}
+        self._known = frozenset(axes)
         self.tokens = tokens
 
     def __getitem__(self, name: str) -> Tensor:
         if name in self._kept:
             return self._kept[name]
+        if name in self._known:
+            raise NameNotFound("was not kept", field=name, hint="Name it in the call of trace.")
         found = match([name], self._kept)
         if len(found) > 1:
             shown = ", ".join(found[:8]) + (f" and {len(found) - 8} more" if len(found) > 8 else "")
@@ -78,6 +82,7 @@ def trace(
     max_tokens: int = 0,
     stop_ids: Collection[int] = (),
     sources: list[list[int]] | None = None,
+    sampling: Sampling | None = None,
 ) -> Trace:
     """Run texts of equal length and keep the quantities that ``names`` match.
 
@@ -89,6 +94,7 @@ def trace(
             applied, in their order here.
         max_tokens: how many tokens to go on with, greedily, with a cache. The last is read too.
         stop_ids: tokens that end a text; going on ends when every text has met one.
+        sampling: how the next token is chosen, and what ends a text; by default the likeliest, and ``stop_ids``.
         sources: of an encoder–decoder, what its encoder reads for each row; ``ids`` are the decoder's.
 
     Raises:
@@ -118,7 +124,8 @@ def trace(
         if sources is not None:
             read, _ = _rectangle(sources, model.spec.source_vocab_size or model.spec.vocab_size)
             source = read_sources(model, read, recorder)
-        _go_on(model, rows, recorder, max_tokens, stop_ids, source)
+        chooses = sampling or Sampling(temperature=0.0, stop_ids=frozenset(stop_ids))
+        _go_on(model, rows, recorder, max_tokens, chooses, source)
     return Trace({name: _joined(name, axes[name], recorder.kept[name]) for name in wanted}, axes, rows)
 
 
@@ -136,10 +143,10 @@ def _go_on(
     rows: list[list[int]],
     recorder: Recorder,
     max_tokens: int,
-    stop_ids: Collection[int],
+    sampling: Sampling,
     source: Source | None,
 ) -> None:
-    """Read the rows and go on with the likeliest tokens, which are added to them."""
+    """Read the rows and go on, token by token; what is chosen is added to them."""
     length = len(rows[0])
     # Slots of a ring are out of order; here the key axis must be that of the text.
     cache = model.new_cache(len(rows), length + min(max_tokens, ROOM), sliding=False, source=source)
@@ -154,10 +161,12 @@ def _go_on(
             logits = model.unembed(hidden[:, -1:])
         if not left:
             break
-        step = logits[:, -1:].argmax(-1).cpu()
-        for row, token in zip(rows, step[:, 0].tolist(), strict=True):
+        prompts, made = [row[:length] for row in rows], [row[length:] for row in rows]
+        chosen = sampling.choose(logits[:, -1], prompts, made, [0] * len(rows), [max_tokens] * len(rows))
+        step = torch.tensor(chosen)[:, None]
+        for row, token in zip(rows, chosen, strict=True):
             row.append(token)
-        ended = all(any(token in stop_ids for token in row[length:]) for row in rows)
+        ended = all(any(token in sampling.stop_ids for token in row[length:]) for row in rows)
         left = 0 if ended else left - 1
 
 

@@ -128,6 +128,9 @@ class Transformer(nn.Module):
         if cache is None:
             self._check_source(source, ids.shape[0])
             cache = NoCache([layer.attention.mask for layer in stack.spec.layers], self.device, source)
+        elif source is not None:
+            what = "a cache has its own source"
+            raise RequestError(what, field="source", hint="Give it to new_cache, or give no cache.")
         cache.begin(positions.cpu(), None if segments is None else segments.cpu())
         at = None if tap is None else tap.at("embed")
         x = self.embed(ids.to(self.device), positions.to(self.device), at, _moved(types, self.device))

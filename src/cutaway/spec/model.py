@@ -94,8 +94,9 @@ class ModelSpec:
 
     @property
     def generates(self) -> bool:
-        """Whether it says what comes next: it has a decoder and scores tokens."""
-        return self.main == "decoder" and isinstance(self.head, HeadSpec)
+        """Whether it says what comes next: it has a decoder, scores tokens, and no token sees a later one."""
+        causal = all(layer.attention.mask.causal for layer in self.decoder.layers)
+        return self.main == "decoder" and isinstance(self.head, HeadSpec) and causal
 
     @property
     def n_layers(self) -> int:

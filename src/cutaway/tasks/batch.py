@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cutaway.errors import ContextExceeded
+from cutaway.errors import ContextExceeded, RequestError
 from cutaway.generation.session import check_length
 from cutaway.models import Transformer
 from cutaway.models.batch import pad
@@ -52,6 +52,7 @@ def passes(model: Transformer, texts: Sequence[Encoded], budget: int = BUDGET) -
 
     Raises:
         ContextExceeded: a text longer than a learned table of positions.
+        RequestError: the weights make no numbers.
     """
     limit = model.spec.position_limit if model.spec.source is None else model.spec.source_limit
     for i, text in enumerate(texts):
@@ -73,4 +74,8 @@ def passes(model: Transformer, texts: Sequence[Encoded], budget: int = BUDGET) -
         if any(texts[i].types for i in rows):
             types, _ = pad([texts[i].types or [0] * len(texts[i].ids) for i in rows])
         reads = model.encode if model.spec.encoder.layers else model.hidden
-        yield Pass(rows, reads(ids, positions, types=types), positions)
+        hidden = reads(ids, positions, types=types)
+        if not bool(torch.isfinite(hidden[positions.to(hidden.device) >= 0]).all()):
+            hint = "Check the weights for NaN or infinity (`cutaway show MODEL TENSOR`), or use float32."
+            raise RequestError("the model's vectors hold NaN or infinity", field=f"texts/{rows[0]}", hint=hint)
+        yield Pass(rows, hidden, positions)

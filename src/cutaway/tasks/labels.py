@@ -79,7 +79,7 @@ def tag(model: Transformer, tokenizer: Tokenizer, texts: Sequence[str]) -> list[
     encoded = [tokenizer.encode_with_spans(text) for text in texts]
     out: list[list[Span]] = [[] for _ in texts]
     for some in passes(model, [Encoded(ids) for ids, _ in encoded]):
-        scores = _probabilities(spec, model.answer(some.hidden, some.positions)).cpu()
+        scores = model.answer(some.hidden, some.positions).float().softmax(-1).cpu()  # a token has one label
         for row, table in zip(some.rows, scores, strict=True):
             spans = encoded[row][1]
             best = table[: len(spans)].max(-1)

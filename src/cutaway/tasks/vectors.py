@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cutaway.errors import RequestError
+from cutaway.generation.checks import flag
 from cutaway.models import Transformer
 from cutaway.models.head import pooled
 from cutaway.spec.sentence import SentenceSettings
@@ -36,11 +37,12 @@ def embed(
         ContextExceeded: a text longer than the model can read, where the checkpoint does not say to cut it.
     """
     how = settings.pool if pool is None else pool
-    if how not in POOLS:
+    if not isinstance(how, str) or how not in POOLS:
         raise RequestError("unknown pooling", field="pool", expected=" or ".join(POOLS), got=how)
+    unit = settings.normalize if normalize is None else flag("normalize", normalize)
     before = _prompt(settings, prompt)
     rows = [
-        tokenizer.encode(before + (text.lower() if settings.lower else text)) or [tokenizer.bos_id or 0]
+        tokenizer.encode((before + text).lower() if settings.lower else before + text) or [tokenizer.bos_id or 0]
         for text in texts
     ]
     most = settings.max_length
@@ -52,7 +54,7 @@ def embed(
     out = torch.empty(len(rows), model.spec.d_model)
     for some in passes(model, [Encoded(row) for row in rows]):
         vectors = pooled(some.hidden, some.positions.to(some.hidden.device), POOLS[how]).float()
-        if settings.normalize if normalize is None else normalize:
+        if unit:
             vectors = F.normalize(vectors, dim=-1)
         out[some.rows] = vectors.cpu()
     return out

@@ -111,6 +111,7 @@ class Cutter:
 
     def masked(self, text: str, mask: int) -> list[Cut]:
         """The tokens of a text in which the mask token's string is that token, and all else is text."""
+        _check_text(text)
         found: list[Cut] = []
         at = 0
         for token in self._parsed(text, "own"):

@@ -65,6 +65,9 @@ def legacy(root: Path, read: Any, settings: Settings, limit: int) -> Legacy | No
         vocabulary, merges = read(root, "vocab.json", limit), read(root, "merges.txt", limit)
         if vocabulary is not None and merges is not None:
             return _byte_level(vocabulary, merges, root, settings, limit)
+        if merges is not None or (vocabulary is not None and kind is not None):
+            here, away = ("merges.txt", "vocab.json") if vocabulary is None else ("vocab.json", "merges.txt")
+            raise TokenizerError("is missing", path=str(root / away), hint=f"It belongs to {here}, which is here.")
     data = read(root, "vocab.txt", limit) if kind in (None, "Bert", "DistilBert", "Electra") else None
     return None if data is None else _bert(data, str(root / "vocab.txt"), settings)
 
