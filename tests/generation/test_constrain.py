@@ -28,6 +28,7 @@ from cutaway.model import Model
 from cutaway.spec import GenerationSettings
 from cutaway.tokenizers.load import from_folder
 from cutaway.tokenizers.tokenizer import Tokenizer
+from tests.reference import tiny_seq2seq
 
 CORPUS = ['{"name": "value", "list": [1, 2.5, true, false, null]}', "yes no maybe the cat sat on the mat"] * 4
 
@@ -417,3 +418,17 @@ def test_a_vocabulary_is_made_once_and_not_kept(tmp_path: Path) -> None:
     del model, tokenizer, made
     gc.collect()
     assert gone() is None
+
+
+def test_what_an_encoder_decoder_answers(tmp_path: Path) -> None:
+    """Nothing is forced but by the form; a first space counts, whatever the tokenizer usually takes off."""
+    tokenizer = byte_level(tmp_path)
+    size = tokenizer.vocab_size
+    values = tiny_seq2seq.config("bart") | {"vocab_size": size}
+    model = cutaway.load(tiny_seq2seq.write(values, tmp_path / "m"))
+    model.tokenizer = tokenizer
+    model.settings = replace(model.settings, eos_ids=tokenizer.eos_ids, forced_bos_id=3, forced_eos_ids=(0,))
+    for words in (["a cat", " a dog"], [" x"], ["x"]):
+        for answer in model.generate(["the cat", "q"], choices=words, temperature=2.0, seed=1, n=2, num_beams=1):
+            assert answer.text in words
+            assert answer.finish_reason == "stop"

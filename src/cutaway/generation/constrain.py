@@ -164,6 +164,7 @@ class Guides:
         library = _library(constraint.kind)
         if not tokenizer.exact:
             raise RequestError("needs tokens whose bytes make up the text, and these do not", field=constraint.kind)
+        ends = frozenset(token for token in ends if token < vocab_size)
         self._kind, self._ends = constraint.kind, ends
         limits = library.LLParserLimits(max_lexer_states=MOST_STATES, verbose_errors=False)
         words = vocabulary(library, tokenizer, vocab_size, ends)

@@ -18,7 +18,7 @@ class _Words:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: frozenset[int]) -> None:
         known = min(vocab_size, tokenizer.vocab_size)
-        hidden = {index for index in tokenizer.special.values() if index < known} | {i for i in ends if i < vocab_size}
+        hidden = {index for index in tokenizer.special.values() if index < known} | ends
         self.tokens = [tokenizer.token_bytes(index) for index in range(known)] + [b""] * (vocab_size - known)
         for index in hidden:  # a control token is no text, and needs some name
             self.tokens[index] = self.tokens[index] or f"<|{index}|>".encode()
