@@ -168,8 +168,7 @@ class Guides:
         self._kind, self._ends = constraint.kind, ends
         limits = library.LLParserLimits(max_lexer_states=MOST_STATES, verbose_errors=False)
         words = vocabulary(library, tokenizer, vocab_size, ends)
-        text = _compiled(library, constraint)
-        self._first = library.LLMatcher(words, text, log_level=0, limits=limits)
+        self._first = library.LLMatcher(words, _compiled(library, constraint), log_level=0, limits=limits)
         if self._first.is_error():
             raise _failed(self._first, self._kind, "cannot be used")
 
