@@ -34,7 +34,6 @@ Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message] | Tensor
 Ids: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | Tensor
 _SETTINGS = frozenset(signature(resolve_sampling).parameters) - {"own", "vocab_size"}
-_LATER = {"schema": None}
 # What others call it.
 _ELSEWHERE = {
     "max_new_tokens": "max_tokens",
@@ -176,7 +175,11 @@ class Model:
         length_penalty: float | None = None,
         early_stopping: bool | str | None = None,
         deterministic: bool = False,
-        **later: Any,
+        schema: Mapping[str, Any] | str | bool | None = None,
+        regex: str | None = None,
+        grammar: str | None = None,
+        choices: Sequence[str] | None = None,
+        **unknown: Any,
     ) -> Any:
         """Continue a prompt, or several at once.
 
@@ -210,6 +213,10 @@ class Model:
             deterministic: the same request gives the same tokens and the same bits of every log-probability, alone or
                 in any batch, whatever was kept of its beginning, with any number of threads. It costs time, and is
                 refused where this machine or this model cannot keep it.
+            schema, regex, grammar, choices: the whole answer is JSON of this schema (a mapping, JSON text, or True for
+                any JSON), matches this expression (Rust's syntax), this grammar (Lark, as llguidance takes it), or is
+                one of these texts. One of the four, without beams; needs ``pip install 'cutaway[grammar]'``. What
+                ends at ``max_tokens`` or at a stop text (``stop``) may be cut short.
 
         Returns:
             A :class:`Generation`; a list of them for a list of prompts or n > 1 (n for each prompt, in order).
@@ -220,7 +227,7 @@ class Model:
         """
         run = self._run(
             prompt,
-            **later,
+            **unknown,
             max_tokens=max_tokens,
             temperature=temperature,
             top_k=top_k,
@@ -241,6 +248,10 @@ class Model:
             length_penalty=length_penalty,
             early_stopping=early_stopping,
             deterministic=deterministic,
+            schema=schema,
+            regex=regex,
+            grammar=grammar,
+            choices=choices,
         )
         for _ in run:
             pass
@@ -262,11 +273,8 @@ class Model:
     def _run(self, prompt: Prompt | Sequence[Prompt], **arguments: Any) -> Run:
         self._must_generate()
         for name in arguments.keys() - _SETTINGS:
-            if name not in _LATER:
-                near = _ELSEWHERE.get(name) or next(iter(get_close_matches(name, _SETTINGS, n=1)), None)
-                raise RequestError("unknown argument", field=name, hint=near and f"Did you mean {near}?")
-            if (value := arguments.pop(name)) != _LATER[name]:
-                raise RequestError("not supported yet", field=name, expected=_LATER[name], got=value)
+            near = _ELSEWHERE.get(name) or next(iter(get_close_matches(name, _SETTINGS, n=1)), None)
+            raise RequestError("unknown argument", field=name, hint=near and f"Did you mean {near}?")
         sampling = resolve_sampling(self.settings, self.spec.vocab_size, **arguments)
         read = self._encode_prompts(prompt)
         if self.spec.source is None:

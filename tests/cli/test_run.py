@@ -357,3 +357,27 @@ def test_several_answers_on_a_terminal_are_harmless(call: Call, folder: Path, mo
     assert out.count("a\\x1b[31mb\n") == 2
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b" not in call("run", "x", "-m", folder, "-n", 2, "-t", 1, "--choices", 2, stdout_tty=True).out
+
+
+def test_an_answer_with_a_form(call: Call, folder: Path, tmp_path: Path) -> None:
+    run = ("run", "the", "-m", folder, "-n", 40, "-t", 1, "--seed", 3)
+    assert call(*run, "--choice", "yes", "--choice", "no").out in ("yes\n", "no\n")
+    assert call(*run, "--regex", "[ab]{2}!").out in ("aa!\n", "ab!\n", "ba!\n", "bb!\n")
+    (tmp_path / "s.json").write_text('{"type": "boolean"}')
+    assert isinstance(json.loads(call(*run, "--schema", tmp_path / "s.json").out), bool)
+    (tmp_path / "g.lark").write_text('start: "a" "b"?')
+    done = call(*run, "--grammar", tmp_path / "g.lark", "--json")
+    assert done.json["text"] in ("a", "ab")
+    assert done.json["settings"]["constraint"]["kind"] == "grammar"
+
+
+def test_a_form_that_makes_no_sense(call: Call, folder: Path, tmp_path: Path) -> None:
+    run = ("run", "the", "-m", folder)
+    assert call(*run, "--regex", "a", "--choice", "b").code == 2
+    assert call(*run, "--regex", "a", "--num-beams", 2).code == 2
+    assert call(*run, "--schema", tmp_path / "missing").code == 4  # as any file that is not there
+    (tmp_path / "bad").write_bytes(b"\xff")
+    assert call(*run, "--grammar", tmp_path / "bad").code == 3
+    done = call(*run, "--regex", "(a")
+    assert done.code == 2
+    assert "regex" in done.err

@@ -10,6 +10,7 @@ import click
 
 from cutaway.cli.choosing import check_together, choosing, given, most_tokens, note_idle, searching, settled
 from cutaway.cli.common import Settings, as_input, load_model, text_argument, to_json
+from cutaway.cli.forms import forming, read_forms
 from cutaway.cli.kinds import check_able
 from cutaway.cli.options import COUNT, shared
 from cutaway.cli.sampling import Clock, as_dict, generate, note_end, stats_line, stream, token_text
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 )
 @choosing
 @searching
+@forming
 @click.option("--logprobs", type=COUNT, metavar="K", help="Log-probabilities of the chosen and the K best tokens.")
 @click.option("--echo", is_flag=True, help="Print the prompt first.")
 @click.option("--stats", is_flag=True, help="Tokens a second, and the time to the first.")
@@ -40,6 +42,7 @@ def command(settings: Settings, /, prompt: str | None, echo: bool, stats: bool, 
     with a model, use `cutaway chat`.
     """
     check_together(options)
+    options = read_forms(options)
     text = text_argument(prompt, missing="No prompt. Give one, pipe one in, or talk with `cutaway chat`.")
     clock = Clock()
     model = load_model(settings)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from torch import Tensor
 
 from cutaway.errors import RequestError
 from cutaway.generation.beam import beam_search
 from cutaway.generation.checks import check_ids
+from cutaway.generation.constrain import Guide, Guides, mask
 from cutaway.generation.logprobs import TokenLogprob, token_logprobs
 from cutaway.generation.sampling import Sampling
 from cutaway.generation.session import Session, check_length, read_sources
@@ -42,8 +44,8 @@ class Generation:
     Attributes:
         text: up to, and without, what ended it. Empty where there is no tokenizer.
         tokens: every produced id, an end token included.
-        finish_reason: ``"stop"`` (an end token or stop text) or ``"length"`` (max_tokens, or the end of a
-            learned table of positions); None while it is not finished.
+        finish_reason: ``"stop"`` (an end token, a stop text, or a form that is complete) or ``"length"``
+            (max_tokens, or the end of a learned table of positions); None while it is not finished.
         logprobs: one entry a token, if asked for.
         choice: which of the prompt's ``n`` choices it is; of beams the first is the best.
         score: of beams, the sum of the answer's log-probabilities over its length ** ``length_penalty``.
@@ -68,6 +70,7 @@ class Row:
     decoder: DecodeStream | None
     gate: StopText
     n_read: int
+    guide: Guide | None = None
     tokens: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -78,9 +81,10 @@ class Row:
         """Take the next token; give back text that can be shown, and note if this was the end."""
         self.tokens.append(token)
         ended = token in stop_ids
+        complete = self.guide is not None and self.guide.take(token)  # and the token is the last of the text
         piece = "" if ended or self.decoder is None else self.gate.push(self.decoder.push(token))
-        if not self.gate.stopped and (ended or len(self.tokens) >= self.max_tokens):
-            self.finish_reason = "stop" if ended else "length"
+        if not self.gate.stopped and (ended or complete or len(self.tokens) >= self.max_tokens):
+            self.finish_reason = "stop" if ended or complete else "length"
             # What was held back comes out: the bytes of half a character, and text that became no stop after all.
             piece += "" if self.decoder is None else self.gate.push(self.decoder.flush())
             piece += self.gate.flush()
@@ -130,10 +134,11 @@ class Run:
         self._prompts = [check_ids(prompt, model.spec.vocab_size) for prompt in prompts]
         rows = model.spec.source_vocab_size or model.spec.vocab_size
         self._sources = None if sources is None else [check_ids(source, rows) for source in sources]
-        if sampling.deterministic:
-            promise(model)
         if tokenizer is None and sampling.stop:
             raise RequestError("stop texts need a tokenizer, and this model has none", field="stop")
+        guides = self._guides(tokenizer)
+        if sampling.deterministic:
+            promise(model)
         self.rows = [
             Row(
                 prompt,
@@ -142,6 +147,7 @@ class Run:
                 None if tokenizer is None else self._decoder(tokenizer),
                 StopText(sampling.stop),
                 n_read=len(read),
+                guide=None if guides is None else guides.new(),
             )
             for prompt, read in zip(self._prompts, self._sources or self._prompts, strict=True)
             for choice in range(sampling.n)
@@ -150,6 +156,15 @@ class Run:
             if not row.max_tokens:
                 row.finish_reason = "length"
         self._steps = self._loop() if sampling.num_beams == 1 else self._search()
+
+    def _guides(self, tokenizer: Tokenizer | None) -> Guides | None:
+        sampling = self._sampling
+        if sampling.constraint is None:
+            return None
+        if tokenizer is None:
+            raise RequestError("needs a tokenizer, and this model has none", field=sampling.constraint.kind)
+        words = tokenizer if self._sources is None else tokenizer.target
+        return Guides(sampling.constraint, words, self._model.spec.vocab_size, sampling.stop_ids)
 
     def _room(self, prompt: list[int]) -> int:
         """Tokens that may be produced. The last is only predicted, never read, so it needs no position."""
@@ -197,7 +212,10 @@ class Run:
 
     def _decoder(self, tokenizer: Tokenizer) -> DecodeStream:
         """An answer goes on from its prompt; to a source it is a text of its own, perhaps in another vocabulary."""
-        return tokenizer.stream(continuation=True) if self._sources is None else tokenizer.target.stream()
+        if self._sources is None:
+            return tokenizer.stream(continuation=True)
+        # The form of an answer is about all of its characters, a first space too.
+        return tokenizer.target.stream(continuation=self._sampling.constraint is not None)
 
     def _search(self) -> Iterator[tuple[int, str]]:
         """Beams: a prompt's answers come whole, when the search for them is over."""
@@ -217,12 +235,14 @@ class Run:
         rows = [self.rows[live[place]] for place in going]
         if len(going) < len(live):
             logits = logits[going]
+        guides = [row.guide for row in rows if row.guide is not None]
         tokens = self._sampling.choose(
             logits,
             [row.prompt for row in rows],
             [row.tokens for row in rows],
             [row.choice for row in rows],
             [row.max_tokens for row in rows],
+            partial(mask, guides=guides) if guides else None,
         )
         if self._sampling.logprobs is not None:
             for row, entry in zip(rows, token_logprobs(logits, tokens, self._sampling.logprobs), strict=True):

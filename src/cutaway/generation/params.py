@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from cutaway.errors import RequestError
 from cutaway.generation.checks import check_ids, flag, number, tokens, whole
+from cutaway.generation.constrain import constraint_of
 from cutaway.generation.rules import Rules
 from cutaway.generation.sampling import Sampling
 from cutaway.spec import GenerationSettings
@@ -44,6 +45,10 @@ def resolve(
     length_penalty: float | None = None,
     early_stopping: bool | str | None = None,
     deterministic: bool = False,
+    schema: object = None,
+    regex: str | None = None,
+    grammar: str | None = None,
+    choices: Sequence[str] | None = None,
 ) -> Sampling:
     """Check a call's arguments, and take what it leaves out from the checkpoint.
 
@@ -63,6 +68,10 @@ def resolve(
     if beams > 1 and texts:
         hint = "Beams end at token ids. Give those, or num_beams=1."
         raise RequestError("stop texts are not supported with beams", field="stop", got=list(texts), hint=hint)
+    constraint = constraint_of(schema, regex, grammar, choices)
+    if beams > 1 and constraint is not None:
+        hint = "Give num_beams=1."
+        raise RequestError("beams know no form of an answer", field=constraint.kind, got=f"{beams} beams", hint=hint)
     words, banned = _words(bad_words, vocab_size)
     # A temperature of one's own is a wish to sample as the model does, so the rest of its settings hold too.
     return Sampling(
@@ -88,8 +97,9 @@ def resolve(
             # As in transformers, a least length of the answer takes the place of one of the text.
             min_length=own.min_length if min_tokens is None and not own.min_new_tokens else 0,
             min_tokens=whole("min_tokens", own.min_new_tokens if min_tokens is None else min_tokens, 0),
-            forced_bos_id=own.forced_bos_id,
-            forced_eos_ids=own.forced_eos_ids,
+            # An answer with a form begins and ends as that says.
+            forced_bos_id=own.forced_bos_id if constraint is None else None,
+            forced_eos_ids=own.forced_eos_ids if constraint is None else (),
             suppress_ids=own.suppress_ids,
             begin_suppress_ids=own.begin_suppress_ids,
         ),
@@ -109,6 +119,7 @@ def resolve(
         early_stopping=_early(own.early_stopping if early_stopping is None else early_stopping),
         deterministic=flag("deterministic", deterministic),
         renormalize=own.renormalize,
+        constraint=constraint,
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from cutaway.generation import logits as steps
+from cutaway.generation.constrain import Constraint
 from cutaway.generation.rules import Rules
 
 NO_RULES = Rules()
@@ -21,6 +22,7 @@ class Sampling:
         max_length: most tokens of prompt and answer together; holds where ``max_tokens`` is None and a prompt leaves
             room for one.
         bad_words: forbidden texts, which only a tokenizer can turn into the ids that ``rules`` has.
+        constraint: the form of the answer, which masks logits after all of ``changed`` and before the temperature.
         renormalize: beams add up log-probabilities of the tokens that the rules leave, made to sum to one again.
     """
 
@@ -46,6 +48,7 @@ class Sampling:
     early_stopping: bool | str = False
     deterministic: bool = False
     renormalize: bool = False
+    constraint: Constraint | None = None
 
     def changed(
         self,
@@ -79,6 +82,7 @@ class Sampling:
         produced: Sequence[Sequence[int]],
         choices: Sequence[int],
         rooms: Sequence[int | None] | None = None,
+        mask: Callable[[Tensor], Tensor] | None = None,
     ) -> list[int]:
         """The next token of each row.
 
@@ -87,11 +91,14 @@ class Sampling:
             prompts, produced: each row's tokens so far.
             choices: which of its prompt's ``n`` choices a row is.
             rooms: most tokens that each row's answer may have.
+            mask: forbids what breaks the answers' form.
         """
         x = logits.float()
         steps.check_finite(x)
         x = self.changed(x, prompts, produced, rooms)
         steps.check_finite(x, changed=True)
+        if mask is not None:
+            x = mask(x)
         if self.temperature == 0:
             return steps.greedy(x)
         x = steps.temperature(x, self.temperature)

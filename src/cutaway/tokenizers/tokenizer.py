@@ -126,6 +126,11 @@ class Tokenizer:
         """Does the checkpoint's own rule begin a text with BOS?"""
         return self.bos_id is not None and self.around.before[:1] == (self.bos_id,)
 
+    @property
+    def exact(self) -> bool:
+        """Is a text that goes on from another just the bytes of its tokens?"""
+        return self._spelling.kind != "words" and not self.tidies and not self._trims
+
     @cached_property
     def control_strings(self) -> ControlStrings:
         """Finds control strings in what people wrote."""
