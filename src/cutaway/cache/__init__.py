@@ -8,7 +8,7 @@ its bundle of tensors, and the block does pure tensor work with it.
 from cutaway.cache.base import Cache, LayerView
 from cutaway.cache.build import new_cache
 from cutaway.cache.contiguous import ContiguousStore
-from cutaway.cache.cross import CrossView, Source
+from cutaway.cache.cross import CrossView, Source, restore_source
 from cutaway.cache.mask import MaskKind, MaskPlan, allowed
 from cutaway.cache.passing import NoCache
 from cutaway.cache.sliding import SlidingStore
@@ -27,4 +27,5 @@ __all__ = [
     "StoredCache",
     "allowed",
     "new_cache",
+    "restore_source",
 ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from cutaway.cache.mask import MaskPlan
+from cutaway.cache.state import take
+from cutaway.errors import FormatError
 
 
 @dataclass(slots=True)
@@ -82,6 +85,27 @@ class SlotTable:
         self.positions = self.positions[rows]
         if self.segments is not None:
             self.segments = self.segments[rows]
+
+    def state(self, held: Tensor) -> dict[str, Tensor]:
+        """What stands in the first slots, where something is held. [batch, slot]"""
+        positions, segments = self.read(held.shape[1])
+        state = {"positions": positions.masked_fill(~held, -1)}
+        return state if segments is None else {**state, "segments": segments.masked_fill(~held, 0)}
+
+    def restore(self, state: Mapping[str, Tensor], held: Tensor) -> None:
+        """Put back what :meth:`state` gave.
+
+        Raises:
+            ShapeMismatch, FormatError: it is not of these slots.
+        """
+        n = held.shape[1]
+        positions = take(state, "positions", torch.long, tuple(held.shape))
+        if not torch.equal(positions >= 0, held) or bool((positions < -1).any()):
+            raise FormatError("not the slots that rows of these lengths fill", field="positions")
+        self.positions[:, :n] = positions
+        if "segments" in state:
+            self.segments = torch.zeros_like(self.positions)
+            self.segments[:, :n] = take(state, "segments", torch.long, tuple(held.shape))
 
     def grow(self, n_slots: int) -> None:
         """Make room for more slots."""
