@@ -6,6 +6,7 @@ its bundle of tensors, and the block does pure tensor work with it.
 """
 
 from cutaway.cache.base import Cache, LayerView
+from cutaway.cache.buffers import KvDtype
 from cutaway.cache.build import new_cache
 from cutaway.cache.contiguous import ContiguousStore
 from cutaway.cache.cross import CrossView, Source, restore_source
@@ -18,6 +19,7 @@ __all__ = [
     "Cache",
     "ContiguousStore",
     "CrossView",
+    "KvDtype",
     "LayerView",
     "MaskKind",
     "MaskPlan",

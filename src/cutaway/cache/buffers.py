@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
+from cutaway.cache.base import LayerView
+from cutaway.cache.int8 import Int8View
 from cutaway.cache.mask import MaskPlan
 from cutaway.cache.slots import SlotView
 from cutaway.cache.state import take
 from cutaway.spec import AttentionSpec
+
+KvDtype: TypeAlias = Literal["int8"]
 
 
 class Buffers:
@@ -21,28 +27,40 @@ class Buffers:
         batch: rows.
         n_slots: slots of each row.
         dtype, device: of keys and values.
+        kv_dtype: a smaller type to keep them in; None keeps them as they are.
     """
 
     def __init__(
-        self, layers: list[AttentionSpec], batch: int, n_slots: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: list[AttentionSpec],
+        batch: int,
+        n_slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        kv_dtype: KvDtype | None = None,
     ) -> None:
+        def empty(layer: AttentionSpec, width: int, kind: torch.dtype) -> Tensor:
+            return torch.zeros(batch, layer.n_kv_heads, n_slots + 1, width, dtype=kind, device=device)
+
+        self.device = device
+        self._view: type[SlotView] | type[Int8View] = SlotView
+        kinds = {"k": dtype, "v": dtype}
+        if kv_dtype == "int8":
+            self._view = Int8View
+            kinds = {"k": torch.int8, "v": torch.int8, "k_scale": torch.float32, "v_scale": torch.float32}
         self._layers = [
-            {
-                name: torch.zeros(batch, layer.n_kv_heads, n_slots + 1, layer.d_head, dtype=dtype, device=device)
-                for name in ("k", "v")
-            }
+            {name: empty(layer, 1 if "scale" in name else layer.d_head, kind) for name, kind in kinds.items()}
             for layer in layers
         ]
-        self.device = device
 
     @property
     def nbytes(self) -> int:
         """Bytes that keys and values take."""
         return sum(tensor.nbytes for layer in self._layers for tensor in layer.values())
 
-    def view(self, index: int, plan: MaskPlan, slots: Tensor, join: bool = False) -> SlotView:
+    def view(self, index: int, plan: MaskPlan, slots: Tensor, join: bool = False) -> LayerView:
         """Bundle of the index-th layer."""
-        return SlotView(plan, **self._layers[index], slots=slots, join=join)
+        return self._view(plan, **self._layers[index], slots=slots, join=join)
 
     def selected(self, rows: list[int]) -> Buffers:
         """These rows, in this order, in memory of their own."""
@@ -83,6 +101,6 @@ class Buffers:
                 buffer[:, :, :n].transpose(1, 2)[held] = found.to(self.device)
 
     def _with(self, layers: list[dict[str, Tensor]]) -> Buffers:
-        other = Buffers([], 0, 0, torch.float32, self.device)
+        other = copy(self)
         other._layers = layers
         return other

@@ -8,9 +8,10 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from cutaway.cache.buffers import Buffers
+from cutaway.cache.base import LayerView
+from cutaway.cache.buffers import Buffers, KvDtype
 from cutaway.cache.mask import MaskPlan, plan_mask
-from cutaway.cache.slots import SlotTable, SlotView, compact
+from cutaway.cache.slots import SlotTable, compact
 from cutaway.cache.state import take
 from cutaway.spec import AttentionSpec, MaskRule
 
@@ -27,15 +28,22 @@ class ContiguousStore:
         batch: rows.
         capacity: slots to begin with.
         dtype, device: of keys and values.
+        kv_dtype: a smaller type to keep them in.
     """
 
     def __init__(
-        self, layers: list[AttentionSpec], batch: int, capacity: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: list[AttentionSpec],
+        batch: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        kv_dtype: KvDtype | None = None,
     ) -> None:
         self._device = device
         self._table = SlotTable(batch, capacity)
         self._counts = torch.zeros(batch, dtype=torch.long)
-        self._buffers = Buffers(layers, batch, capacity, dtype, device)
+        self._buffers = Buffers(layers, batch, capacity, dtype, device, kv_dtype)
         self._slots = torch.empty(0, dtype=torch.long, device=device)
 
     @property
@@ -65,7 +73,7 @@ class ContiguousStore:
             segments = torch.zeros_like(positions)
         return {rule: plan_mask(rule, positions, keys, segments, key_segments, self._device) for rule in rules}
 
-    def view(self, index: int, plan: MaskPlan) -> SlotView:
+    def view(self, index: int, plan: MaskPlan) -> LayerView:
         """Bundle for the index-th layer of this store."""
         return self._buffers.view(index, plan, self._slots)
 

@@ -8,9 +8,10 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from cutaway.cache.buffers import Buffers
+from cutaway.cache.base import LayerView
+from cutaway.cache.buffers import Buffers, KvDtype
 from cutaway.cache.mask import MaskPlan, plan_mask
-from cutaway.cache.slots import SlotTable, SlotView, compact
+from cutaway.cache.slots import SlotTable, compact
 from cutaway.cache.state import take
 from cutaway.errors import FormatError, ShapeMismatch
 from cutaway.spec import AttentionSpec, MaskRule
@@ -28,6 +29,7 @@ class SlidingStore:
         window: tokens that the widest of the layers may see, its own among them.
         slack: slots beyond the window.
         dtype, device: of keys and values.
+        kv_dtype: a smaller type to keep them in.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class SlidingStore:
         slack: int,
         dtype: torch.dtype,
         device: torch.device,
+        kv_dtype: KvDtype | None = None,
     ) -> None:
         self._window = window
         self._size = window + slack
@@ -47,7 +50,7 @@ class SlidingStore:
         self._counts = torch.zeros(batch, dtype=torch.long)
         # The longest each row has been: what lies further back than the ring from there is overwritten.
         self._highest = torch.zeros(batch, dtype=torch.long)
-        self._buffers = Buffers(layers, batch, self._size, dtype, device)
+        self._buffers = Buffers(layers, batch, self._size, dtype, device, kv_dtype)
         self._slots = torch.empty(0, dtype=torch.long, device=device)
         self._join = False
 
@@ -84,7 +87,7 @@ class SlidingStore:
             segments = torch.zeros_like(positions)
         return {rule: plan_mask(rule, positions, keys, segments, key_segments, self._device) for rule in rules}
 
-    def view(self, index: int, plan: MaskPlan) -> SlotView:
+    def view(self, index: int, plan: MaskPlan) -> LayerView:
         """Bundle for the index-th layer of this store."""
         return self._buffers.view(index, plan, self._slots, self._join)
 

@@ -34,22 +34,18 @@ class SlotView:
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write once, and give back every key and value that a query of this pass may see."""
         n = self.plan.keys.shape[1]
-        if self.join:
-            n -= k.shape[2]
-            k_all = torch.cat([self.k[:, :, :n], k], dim=2)
-            v_all = torch.cat([self.v[:, :, :n], v], dim=2)
-            self._write(k, v)
-            return k_all, v_all
-        self._write(k, v)
-        return self.k[:, :, :n], self.v[:, :, :n]
+        return exchange(self.k, k, self.slots, n, self.join), exchange(self.v, v, self.slots, n, self.join)
 
-    def _write(self, k: Tensor, v: Tensor) -> None:
-        for buffer, values in ((self.k, k), (self.v, v)):
-            if self.slots.dim() == 1:
-                buffer.index_copy_(2, self.slots, values)
-            else:
-                rows = torch.arange(buffer.shape[0], device=buffer.device)[:, None]
-                buffer[rows, :, self.slots] = values.transpose(1, 2)
+
+def exchange(buffer: Tensor, values: Tensor, slots: Tensor, n: int, join: bool) -> Tensor:
+    """Write a pass's values into their slots, and give back the ``n`` that it may read; see ``SlotView``."""
+    before = torch.cat([buffer[:, :, : n - values.shape[2]], values], dim=2) if join else None
+    if slots.dim() == 1:
+        buffer.index_copy_(2, slots, values)
+    else:
+        rows = torch.arange(buffer.shape[0], device=buffer.device)[:, None]
+        buffer[rows, :, slots] = values.transpose(1, 2)
+    return buffer[:, :, :n] if before is None else before
 
 
 class SlotTable:

@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from cutaway.cache.base import LayerView
 from cutaway.cache.cross import CrossView, Source
 from cutaway.cache.mask import MaskPlan
-from cutaway.cache.slots import SlotView
 from cutaway.cache.state import inside, take, within
 from cutaway.errors import FormatError
 from cutaway.spec import MaskRule
@@ -22,7 +22,7 @@ class Store(Protocol):
     @property
     def nbytes(self) -> int: ...
     def begin(self, positions: Tensor, segments: Tensor | None, rules: set[MaskRule]) -> dict[MaskRule, MaskPlan]: ...
-    def view(self, index: int, plan: MaskPlan) -> SlotView: ...
+    def view(self, index: int, plan: MaskPlan) -> LayerView: ...
     def select(self, rows: list[int]) -> None: ...
     def holds(self, row: int, length: int) -> bool: ...
     def rewind(self, lengths: list[int]) -> None: ...
@@ -80,7 +80,7 @@ class StoredCache:
         fresh = (positions >= 0).sum(1).tolist()
         self._lengths = [length + more for length, more in zip(self._lengths, fresh, strict=True)]
 
-    def layer(self, index: int) -> SlotView:
+    def layer(self, index: int) -> LayerView:
         """The bundle for layer ``index``."""
         store, place, rule = self._places[index]
         return store.view(place, self._plans[self._stores.index(store)][rule])

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from cutaway.cache import Source, StoredCache, restore_source
+from cutaway.cache import KvDtype, Source, StoredCache, restore_source
 from cutaway.cache.state import inside, take, within
 from cutaway.errors import CutawayError, FormatError, ResourceError, ResumeMismatch
 from cutaway.formats.files import StrPath, parse_json
@@ -35,12 +35,14 @@ class Saved:
     Attributes:
         tokens: of each row.
         steady: whether it was a steady session.
+        kv_dtype: in which smaller type its keys and values are.
         source: what an encoder has read for each row.
         state: of the cache.
     """
 
     tokens: list[list[int]]
     steady: bool
+    kv_dtype: KvDtype | None
     source: Source | None
     state: dict[str, Tensor]
 
@@ -61,7 +63,14 @@ class Saved:
             raise FormatError("keys of more tokens than there are", path=path, field="cache.lengths")
 
 
-def write(path: StrPath, model: Transformer, tokens: Sequence[Sequence[int]], cache: StoredCache, steady: bool) -> None:
+def write(
+    path: StrPath,
+    model: Transformer,
+    tokens: Sequence[Sequence[int]],
+    cache: StoredCache,
+    steady: bool,
+    kv_dtype: KvDtype | None,
+) -> None:
     """Write a session, so that ``path`` is the old file or the whole new one at every moment."""
     tensors = {
         "tokens": torch.tensor([token for row in tokens for token in row], dtype=torch.long),
@@ -71,7 +80,7 @@ def write(path: StrPath, model: Transformer, tokens: Sequence[Sequence[int]], ca
     if cache.source is not None:
         tensors |= within("source", cache.source.state())
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = {"steady": str(steady), **_fingerprint(model)}
+    metadata = {"steady": str(steady), "kv_dtype": str(kv_dtype), **_fingerprint(model)}
     save_safetensors(path, tensors, {**metadata, "sha256": _digest(metadata, tensors)})
 
 
@@ -90,8 +99,9 @@ def read(path: StrPath, model: Transformer) -> Saved:
         tensors = {name: file.read(name) for name in file.names()}
     if stated != _digest(metadata, tensors):
         raise FormatError("was changed since it was written", path=path, field="sha256")
-    if metadata.get("steady") not in ("True", "False"):
-        raise FormatError("neither True nor False", path=path, field="steady", got=metadata.get("steady"))
+    for key, values in (("steady", ("True", "False")), ("kv_dtype", ("None", "int8"))):
+        if metadata.get(key) not in values:
+            raise FormatError("unknown value", path=path, field=key, expected=values, got=metadata.get(key))
     try:
         tokens = _tokens(tensors, model.spec.vocab_size)
         state, held = inside("cache", tensors), inside("source", tensors)
@@ -100,7 +110,8 @@ def read(path: StrPath, model: Transformer) -> Saved:
             source = restore_source(model.spec.decoder, held, len(tokens), model.dtype, model.device)
     except CutawayError as error:
         raise _at(path, error) from error
-    return Saved(tokens, metadata["steady"] == "True", source, state)
+    kv_dtype: KvDtype | None = "int8" if metadata["kv_dtype"] == "int8" else None
+    return Saved(tokens, metadata["steady"] == "True", kv_dtype, source, state)
 
 
 def _tokens(tensors: Mapping[str, Tensor], vocab_size: int) -> list[list[int]]:

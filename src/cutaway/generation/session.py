@@ -9,7 +9,7 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from cutaway.cache import Source
+from cutaway.cache import KvDtype, Source
 from cutaway.errors import ContextExceeded, RequestError
 from cutaway.formats.files import StrPath
 from cutaway.generation import saved
@@ -34,6 +34,7 @@ class Session:
         capacity: tokens of a row to make room for; grows when needed.
         source: of an encoder–decoder, what its encoder has read for each row.
         steady: the same bits for a row in any company and any pieces: see ``generation.steady``.
+        kv_dtype: ``"int8"`` keeps keys and values in eight bits; see ``cache.new_cache``.
     """
 
     def __init__(
@@ -43,11 +44,13 @@ class Session:
         capacity: int = 256,
         source: Source | None = None,
         steady: bool = False,
+        kv_dtype: KvDtype | None = None,
     ) -> None:
         self._model = model
         self._steady = steady
+        self._kv_dtype = kv_dtype
         # A ring's slots are out of order, and a sum's order is what steadiness is about.
-        self._cache = model.new_cache(batch, capacity, sliding=not steady, source=source)
+        self._cache = model.new_cache(batch, capacity, sliding=not steady, source=source, kv_dtype=kv_dtype)
         self.tokens: list[list[int]] = [[] for _ in range(batch)]
 
     @torch.no_grad()
@@ -135,7 +138,7 @@ class Session:
         """
         if not self.tokens:
             raise RequestError("there are no rows to save", field="session", path=path)
-        saved.write(path, self._model, self.tokens, self._cache, self._steady)
+        saved.write(path, self._model, self.tokens, self._cache, self._steady, self._kv_dtype)
 
     @classmethod
     def load(cls, model: Transformer, path: StrPath) -> Session:
@@ -152,7 +155,7 @@ class Session:
             ResourceError: there is too little memory.
         """
         found = saved.read(path, model)
-        session = cls(model, len(found.tokens), 1, found.source, found.steady)
+        session = cls(model, len(found.tokens), 1, found.source, found.steady, found.kv_dtype)
         found.fill(session._cache, path)
         session.tokens = found.tokens
         return session
