@@ -311,6 +311,16 @@ def test_killed_while_saving(tmp_path: Path) -> None:
     print(f"\n{unfinished} of 6 were killed in the middle of a file")
 
 
+def test_what_killed_writers_left_goes(tmp_path: Path) -> None:
+    """After an hour; a file that somebody may still be writing stays."""
+    old, new = (tmp_path / f".{letter * 16}.tmp" for letter in "ab")
+    for path in (old, new):
+        path.touch()
+    os.utime(old, (0, 0))
+    Session(tiny.transformer("llama")).save(tmp_path / "a")
+    assert {*tmp_path.iterdir()} == {new, tmp_path / "a"}
+
+
 def test_the_spec_is_readable(tmp_path: Path) -> None:
     """Anybody can see what a file is of, with no more than the format."""
     model = tiny.transformer("llama")

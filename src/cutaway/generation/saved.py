@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ from torch import Tensor
 from cutaway.cache import KvDtype, Source, StoredCache, restore_source
 from cutaway.cache.state import inside, take, within
 from cutaway.errors import CutawayError, FormatError, ResourceError, ResumeMismatch
-from cutaway.formats.files import StrPath, parse_json
+from cutaway.formats.files import StrPath, parse_json, sweep
 from cutaway.formats.safetensors import SafetensorsFile, save_safetensors
 from cutaway.models import Transformer
 from cutaway.spec.serial import difference, spec_from_json, spec_to_json
@@ -81,6 +83,7 @@ def write(
         tensors |= within("source", cache.source.state())
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     metadata = {"steady": str(steady), "kv_dtype": str(kv_dtype), **_fingerprint(model)}
+    sweep(Path(os.path.realpath(path)).parent)  # what a killed writer left, an hour ago or more
     save_safetensors(path, tensors, {**metadata, "sha256": _digest(metadata, tensors)})
 
 
