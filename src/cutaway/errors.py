@@ -18,7 +18,7 @@
     ├── DownloadError          the network gave something else than was asked
     │   └── OfflineError       ... or may not be used and the file is not here
     ├── StorageError           the disk refused
-    ├── ResumeMismatch         a run cannot continue from this state
+    ├── ResumeMismatch         a run or session cannot continue from this state
     ├── LockedError            somebody else is writing there
     ├── RequestError           a call's arguments make no sense
     │   ├── NameNotFound       a tap name or pattern that matches nothing
@@ -222,7 +222,7 @@ class StorageError(CutawayError):
 
 
 class ResumeMismatch(CutawayError):
-    """A training run cannot continue from this state."""
+    """A training run, or a session, cannot continue from this state."""
 
     code = "resume"
 

@@ -125,6 +125,24 @@ class Machine:
         self.cache.select(rows)
         self.rows = [self.rows[row].copy() for row in rows]
 
+    def fork(self) -> None:
+        """The fork goes on, or the original does, while the other reads something else."""
+        rows = [self.chance.randrange(len(self.rows)) for _ in range(self.chance.randint(1, 3))]
+        other = self.cache.fork(rows)
+        if self.chance.random() < 0.5:
+            self.rows = [self.rows[row].copy() for row in rows]
+            self.cache, other = other, self.cache
+        noise = torch.randint(N_IDS, (len(other.lengths), self.chance.randint(1, 12)))
+        MODEL(noise, cache=other)
+        other.rewind([0] * len(other.lengths))
+        MODEL(noise, cache=other)
+
+    def save(self) -> None:
+        state = {name: tensor.clone() for name, tensor in self.cache.state().items()}
+        self.cache = MODEL.new_cache(batch=len(self.rows), capacity=1, sliding=self.sliding)
+        self.cache.restore(state)
+        assert all(torch.equal(tensor, state[name]) for name, tensor in self.cache.state().items())
+
     def check(self) -> None:
         assert self.cache.lengths == [len(row.ids) for row in self.rows]
         for row in self.rows:
@@ -135,24 +153,21 @@ class Machine:
     seed=st.integers(0, 10**9),
     sliding=st.booleans(),
     documents=st.booleans(),
-    steps=st.lists(st.sampled_from(["feed 2", "feed 1", "feed 14", "rewind", "select"]), min_size=2, max_size=9),
+    steps=st.lists(
+        st.sampled_from(["feed 2", "feed 1", "feed 14", "rewind", "select", "fork", "save"]), min_size=2, max_size=9
+    ),
 )
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @torch.no_grad()
 def test_a_cache_is_a_plain_pass(seed: int, sliding: bool, documents: bool, steps: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "SLACK", SLACK)
         machine = Machine(random.Random(seed), seed % 3 + 1, sliding, documents)
-    for step in steps:
-        word, _, most = step.partition(" ")
-        if word == "feed":
-            machine.feed(int(most))
-        elif word == "rewind":
-            machine.rewind()
-        else:
-            machine.select()
-        assert machine.cache.lengths == [len(row.ids) for row in machine.rows]
-    machine.check()
+        for step in steps:
+            word, *most = step.split()
+            getattr(machine, word)(*map(int, most))
+            assert machine.cache.lengths == [len(row.ids) for row in machine.rows]
+        machine.check()
 
 
 @pytest.mark.parametrize("sliding", [True, False])

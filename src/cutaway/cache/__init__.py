@@ -6,9 +6,10 @@ its bundle of tensors, and the block does pure tensor work with it.
 """
 
 from cutaway.cache.base import Cache, LayerView
+from cutaway.cache.buffers import KvDtype
 from cutaway.cache.build import new_cache
 from cutaway.cache.contiguous import ContiguousStore
-from cutaway.cache.cross import CrossView, Source
+from cutaway.cache.cross import CrossView, Source, restore_source
 from cutaway.cache.mask import MaskKind, MaskPlan, allowed
 from cutaway.cache.passing import NoCache
 from cutaway.cache.sliding import SlidingStore
@@ -18,6 +19,7 @@ __all__ = [
     "Cache",
     "ContiguousStore",
     "CrossView",
+    "KvDtype",
     "LayerView",
     "MaskKind",
     "MaskPlan",
@@ -27,4 +29,5 @@ __all__ = [
     "StoredCache",
     "allowed",
     "new_cache",
+    "restore_source",
 ]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import torch
 
+from cutaway.cache.buffers import KvDtype
 from cutaway.cache.contiguous import ContiguousStore
 from cutaway.cache.cross import Source
 from cutaway.cache.sliding import SlidingStore
 from cutaway.cache.stored import Store, StoredCache
+from cutaway.errors import RequestError
 from cutaway.spec import AttentionSpec, MaskRule, StackSpec
 
 SLACK = 256  # tokens a ring holds beyond its window: the longest pass it takes in one write, and the furthest rewind
@@ -22,6 +26,7 @@ def new_cache(
     device: torch.device | str = "cpu",
     sliding: bool = True,
     source: Source | None = None,
+    kv_dtype: KvDtype | None = None,
 ) -> StoredCache:
     """An empty cache for a stack.
 
@@ -32,7 +37,16 @@ def new_cache(
         dtype, device: of keys and values; the model's own.
         sliding: give layers with a window a ring; False keeps every token of every layer.
         source: what the layers read of an encoder; it is selected from with the rest.
+        kv_dtype: ``"int8"`` keeps keys and values in eight bits, with a scale for each token and head, and reads them
+            back as numbers of ``dtype``; what is read of a source stays as it is.
+
+    Raises:
+        RequestError: another ``kv_dtype``.
     """
+    if kv_dtype not in (None, *get_args(KvDtype)):
+        raise RequestError(
+            "no type to keep keys and values in", field="kv_dtype", expected="None or int8", got=kv_dtype
+        )
     device = torch.device(device)
     groups: dict[int | None, list[AttentionSpec]] = {}
     where: list[tuple[int | None, int, MaskRule]] = []
@@ -43,9 +57,9 @@ def new_cache(
         where.append((window, len(group), attention.mask))
         group.append(attention)
     stores: dict[int | None, Store] = {
-        window: ContiguousStore(layers, batch, capacity, dtype, device)
+        window: ContiguousStore(layers, batch, capacity, dtype, device, kv_dtype)
         if window is None
-        else SlidingStore(layers, batch, window, SLACK, dtype, device)
+        else SlidingStore(layers, batch, window, SLACK, dtype, device, kv_dtype)
         for window, layers in groups.items()
     }
     places = [(stores[window], index, rule) for window, index, rule in where]

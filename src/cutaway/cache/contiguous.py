@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from copy import copy
+
 import torch
 from torch import Tensor
 
+from cutaway.cache.base import LayerView
+from cutaway.cache.buffers import Buffers, KvDtype
 from cutaway.cache.mask import MaskPlan, plan_mask
-from cutaway.cache.slots import SlotTable, SlotView, compact
+from cutaway.cache.slots import SlotTable, compact
+from cutaway.cache.state import take
 from cutaway.spec import AttentionSpec, MaskRule
+
+MOST_ROOM = 4096  # tokens that a saved state may have had room for without holding a quarter of them
 
 
 class ContiguousStore:
@@ -20,21 +28,22 @@ class ContiguousStore:
         batch: rows.
         capacity: slots to begin with.
         dtype, device: of keys and values.
+        kv_dtype: a smaller type to keep them in.
     """
 
     def __init__(
-        self, layers: list[AttentionSpec], batch: int, capacity: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: list[AttentionSpec],
+        batch: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        kv_dtype: KvDtype | None = None,
     ) -> None:
         self._device = device
         self._table = SlotTable(batch, capacity)
         self._counts = torch.zeros(batch, dtype=torch.long)
-        self._buffers = [
-            tuple(
-                torch.zeros(batch, layer.n_kv_heads, capacity + 1, layer.d_head, dtype=dtype, device=device)
-                for _ in "kv"
-            )
-            for layer in layers
-        ]
+        self._buffers = Buffers(layers, batch, capacity, dtype, device, kv_dtype)
         self._slots = torch.empty(0, dtype=torch.long, device=device)
 
     @property
@@ -45,7 +54,7 @@ class ContiguousStore:
     @property
     def nbytes(self) -> int:
         """Bytes that keys and values take."""
-        return sum(buffer.nbytes for pair in self._buffers for buffer in pair)
+        return self._buffers.nbytes
 
     def begin(self, positions: Tensor, segments: Tensor | None, rules: set[MaskRule]) -> dict[MaskRule, MaskPlan]:
         """Reserve a slot for each token and plan each rule."""
@@ -64,18 +73,22 @@ class ContiguousStore:
             segments = torch.zeros_like(positions)
         return {rule: plan_mask(rule, positions, keys, segments, key_segments, self._device) for rule in rules}
 
-    def view(self, index: int, plan: MaskPlan) -> SlotView:
+    def view(self, index: int, plan: MaskPlan) -> LayerView:
         """Bundle for the index-th layer of this store."""
-        k, v = self._buffers[index]
-        return SlotView(plan, k, v, self._slots)
+        return self._buffers.view(index, plan, self._slots)
 
     def select(self, rows: list[int]) -> None:
         """Keep these rows, in this order."""
-        index = torch.tensor(rows, dtype=torch.long)
         self._table.select(rows)
-        self._counts = self._counts[index]
-        index = index.to(self._device)
-        self._buffers = [(k.index_select(0, index), v.index_select(0, index)) for k, v in self._buffers]
+        self._counts = self._counts[rows]
+        self._buffers = self._buffers.selected(rows)
+
+    def fork(self, rows: list[int]) -> ContiguousStore:
+        """These rows in a store of their own."""
+        other = copy(self)
+        other._table = copy(self._table)
+        other.select(rows)
+        return other
 
     def holds(self, row: int, length: int) -> bool:
         """Whether the row's first ``length`` tokens are all still here."""
@@ -87,14 +100,30 @@ class ContiguousStore:
         beyond = torch.arange(self.capacity + 1)[None] >= self._counts[:, None]
         self._table.positions.masked_fill_(beyond, -1)
 
+    def state(self) -> dict[str, Tensor]:
+        """All that it takes to go on elsewhere: what is held, and no more of it than that."""
+        held = torch.arange(int(self._counts.max())) < self._counts[:, None]
+        table = self._table.state(held)
+        return {"capacity": torch.tensor(self.capacity), **table, **self._buffers.packed(held)}
+
+    def restore(self, state: Mapping[str, Tensor], lengths: Tensor) -> None:
+        """Put what :meth:`state` gave into an empty store of as many rows.
+
+        Raises:
+            ShapeMismatch: that was a store of other layers.
+            FormatError: it contradicts itself.
+        """
+        need = int(lengths.max())
+        # As large as it was, so that sums keep their order; but no file may ask for memory that it does not fill.
+        wanted = min(int(take(state, "capacity", torch.long, ())), max(4 * need, MOST_ROOM))
+        if max(wanted, need) > self.capacity:
+            self._grow(max(wanted, need))
+        held = torch.arange(need) < lengths[:, None]
+        self._table.restore(state, held)
+        self._buffers.unpack(held, state)
+        self._counts = lengths.clone()
+
     def _grow(self, capacity: int) -> None:
-        old = self.capacity
-
-        def wider(buffer: Tensor) -> Tensor:
-            wide = buffer.new_zeros(*buffer.shape[:2], capacity + 1, buffer.shape[3])
-            wide[:, :, :old] = buffer[:, :, :old]
-            return wide
-
         # The table last: where memory runs out before, all is as it was.
-        self._buffers = [(wider(k), wider(v)) for k, v in self._buffers]
+        self._buffers = self._buffers.grown(capacity)
         self._table.grow(capacity)

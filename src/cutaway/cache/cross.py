@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from cutaway.cache.mask import MaskPlan, plan_mask
+from cutaway.cache.state import take
+from cutaway.errors import FormatError
 from cutaway.shapes import KeyByHead, KeyPositions
-from cutaway.spec import MaskRule
+from cutaway.spec import MaskRule, StackSpec
 
 EVERY = MaskRule(causal=False)  # cross-attention reads the whole source
 
@@ -88,3 +90,42 @@ class Source:
     def copy(self) -> Source:
         """The same rows, to be selected from on their own."""
         return Source(self.positions, self._entries, self.segments)
+
+    def state(self) -> dict[str, Tensor]:
+        """All of it, as tensors for :func:`restore_source`."""
+        state = {"positions": self.positions}
+        if self.segments is not None:
+            state["segments"] = self.segments
+        pairs = ((i, pair) for i, pair in enumerate(self._entries) if pair is not None)
+        return state | {f"{i}.{name}": tensor for i, pair in pairs for name, tensor in zip("kv", pair, strict=True)}
+
+
+def restore_source(
+    stack: StackSpec, state: Mapping[str, Tensor], batch: int, dtype: torch.dtype, device: torch.device
+) -> Source:
+    """The source that :meth:`Source.state` was of.
+
+    Args:
+        stack: whose layers read it.
+        state: named tensors.
+        batch: rows.
+        dtype, device: of keys and values.
+
+    Raises:
+        ShapeMismatch: it is a source of other layers.
+        FormatError: a place below −1.
+    """
+    positions = take(state, "positions", torch.long, (batch, None))
+    if bool((positions < -1).any()):
+        raise FormatError("a place below −1", field="positions")
+    width = positions.shape[1]
+    segments = take(state, "segments", torch.long, (batch, width)) if "segments" in state else None
+    entries: list[tuple[Tensor, Tensor] | None] = []
+    for i, layer in enumerate(stack.layers):
+        if (cross := layer.cross) is None:
+            entries.append(None)
+            continue
+        shape = (batch, cross.n_kv_heads, width, cross.d_head)
+        k, v = (take(state, f"{i}.{name}", dtype, shape).to(device) for name in "kv")
+        entries.append((k, v))
+    return Source(positions, entries, segments)

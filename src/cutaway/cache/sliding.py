@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from copy import copy
+
 import torch
 from torch import Tensor
 
+from cutaway.cache.base import LayerView
+from cutaway.cache.buffers import Buffers, KvDtype
 from cutaway.cache.mask import MaskPlan, plan_mask
-from cutaway.cache.slots import SlotTable, SlotView, compact
+from cutaway.cache.slots import SlotTable, compact
+from cutaway.cache.state import take
+from cutaway.errors import FormatError, ShapeMismatch
 from cutaway.spec import AttentionSpec, MaskRule
 
 
@@ -22,6 +29,7 @@ class SlidingStore:
         window: tokens that the widest of the layers may see, its own among them.
         slack: slots beyond the window.
         dtype, device: of keys and values.
+        kv_dtype: a smaller type to keep them in.
     """
 
     def __init__(
@@ -32,6 +40,7 @@ class SlidingStore:
         slack: int,
         dtype: torch.dtype,
         device: torch.device,
+        kv_dtype: KvDtype | None = None,
     ) -> None:
         self._window = window
         self._size = window + slack
@@ -41,20 +50,14 @@ class SlidingStore:
         self._counts = torch.zeros(batch, dtype=torch.long)
         # The longest each row has been: what lies further back than the ring from there is overwritten.
         self._highest = torch.zeros(batch, dtype=torch.long)
-        self._buffers = [
-            tuple(
-                torch.zeros(batch, layer.n_kv_heads, self._size + 1, layer.d_head, dtype=dtype, device=device)
-                for _ in "kv"
-            )
-            for layer in layers
-        ]
+        self._buffers = Buffers(layers, batch, self._size, dtype, device, kv_dtype)
         self._slots = torch.empty(0, dtype=torch.long, device=device)
         self._join = False
 
     @property
     def nbytes(self) -> int:
         """Bytes that keys and values take."""
-        return sum(buffer.nbytes for pair in self._buffers for buffer in pair)
+        return self._buffers.nbytes
 
     def begin(self, positions: Tensor, segments: Tensor | None, rules: set[MaskRule]) -> dict[MaskRule, MaskPlan]:
         """Reserve slots, decide whether the ring can be written before it is read, and plan each rule."""
@@ -84,18 +87,22 @@ class SlidingStore:
             segments = torch.zeros_like(positions)
         return {rule: plan_mask(rule, positions, keys, segments, key_segments, self._device) for rule in rules}
 
-    def view(self, index: int, plan: MaskPlan) -> SlotView:
+    def view(self, index: int, plan: MaskPlan) -> LayerView:
         """Bundle for the index-th layer of this store."""
-        k, v = self._buffers[index]
-        return SlotView(plan, k, v, self._slots, self._join)
+        return self._buffers.view(index, plan, self._slots, self._join)
 
     def select(self, rows: list[int]) -> None:
         """Keep these rows, in this order."""
-        index = torch.tensor(rows, dtype=torch.long)
         self._table.select(rows)
-        self._counts, self._highest = self._counts[index], self._highest[index]
-        index = index.to(self._device)
-        self._buffers = [(k.index_select(0, index), v.index_select(0, index)) for k, v in self._buffers]
+        self._counts, self._highest = self._counts[rows], self._highest[rows]
+        self._buffers = self._buffers.selected(rows)
+
+    def fork(self, rows: list[int]) -> SlidingStore:
+        """These rows in a store of their own."""
+        other = copy(self)
+        other._table = copy(self._table)
+        other.select(rows)
+        return other
 
     def holds(self, row: int, length: int) -> bool:
         """Whether the tokens that position ``length`` may see are all still here."""
@@ -112,3 +119,36 @@ class SlidingStore:
             if new == 0:
                 self._highest[row] = 0
         self._counts = wanted
+
+    def state(self) -> dict[str, Tensor]:
+        """All that it takes to go on elsewhere: what is held, and no more of it than that."""
+        held = self._held(self._counts, self._highest)
+        table = self._table.state(held)
+        size = torch.tensor(self._size)
+        return {"size": size, "highest": self._highest, **table, **self._buffers.packed(held)}
+
+    def restore(self, state: Mapping[str, Tensor], lengths: Tensor) -> None:
+        """Put what :meth:`state` gave into an empty store of as many rows.
+
+        Raises:
+            ShapeMismatch: that was a store of other layers, or a ring of another size.
+            FormatError: it contradicts itself.
+        """
+        size = int(take(state, "size", torch.long, ()))
+        if size != self._size:
+            raise ShapeMismatch("a ring of another size", field="size", expected=self._size, got=size)
+        highest = take(state, "highest", torch.long, (len(lengths),))
+        # Each row was as long as it is, or longer once; an empty one begins anew.
+        if bool(((highest < lengths) | ((lengths == 0) & (highest > 0))).any()):
+            raise FormatError("cannot be for rows of this length", field="highest", got=highest.tolist())
+        held = self._held(lengths, highest)
+        self._table.restore(state, held)
+        self._buffers.unpack(held, state)
+        self._counts, self._highest = lengths.clone(), highest.clone()
+
+    def _held(self, counts: Tensor, highest: Tensor) -> Tensor:
+        """Which slots hold a token: those up to each row's length that were not written over. [batch, slot]"""
+        slot = torch.arange(min(int(counts.max()), self._size))
+        # The last token that was ever written to a slot, and the one a ring further back.
+        last = highest[:, None] - 1 - (highest[:, None] - 1 - slot) % self._size
+        return (last < counts[:, None]) & (last >= 0)

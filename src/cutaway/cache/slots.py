@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from cutaway.cache.mask import MaskPlan
+from cutaway.cache.state import take
+from cutaway.errors import FormatError
 
 
 @dataclass(slots=True)
@@ -31,22 +34,18 @@ class SlotView:
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write once, and give back every key and value that a query of this pass may see."""
         n = self.plan.keys.shape[1]
-        if self.join:
-            n -= k.shape[2]
-            k_all = torch.cat([self.k[:, :, :n], k], dim=2)
-            v_all = torch.cat([self.v[:, :, :n], v], dim=2)
-            self._write(k, v)
-            return k_all, v_all
-        self._write(k, v)
-        return self.k[:, :, :n], self.v[:, :, :n]
+        return exchange(self.k, k, self.slots, n, self.join), exchange(self.v, v, self.slots, n, self.join)
 
-    def _write(self, k: Tensor, v: Tensor) -> None:
-        for buffer, values in ((self.k, k), (self.v, v)):
-            if self.slots.dim() == 1:
-                buffer.index_copy_(2, self.slots, values)
-            else:
-                rows = torch.arange(buffer.shape[0], device=buffer.device)[:, None]
-                buffer[rows, :, self.slots] = values.transpose(1, 2)
+
+def exchange(buffer: Tensor, values: Tensor, slots: Tensor, n: int, join: bool) -> Tensor:
+    """Write a pass's values into their slots, and give back the ``n`` that it may read; see ``SlotView``."""
+    before = torch.cat([buffer[:, :, : n - values.shape[2]], values], dim=2) if join else None
+    if slots.dim() == 1:
+        buffer.index_copy_(2, slots, values)
+    else:
+        rows = torch.arange(buffer.shape[0], device=buffer.device)[:, None]
+        buffer[rows, :, slots] = values.transpose(1, 2)
+    return buffer[:, :, :n] if before is None else before
 
 
 class SlotTable:
@@ -82,6 +81,27 @@ class SlotTable:
         self.positions = self.positions[rows]
         if self.segments is not None:
             self.segments = self.segments[rows]
+
+    def state(self, held: Tensor) -> dict[str, Tensor]:
+        """What stands in the first slots, where something is held. [batch, slot]"""
+        positions, segments = self.read(held.shape[1])
+        state = {"positions": positions.masked_fill(~held, -1)}
+        return state if segments is None else {**state, "segments": segments.masked_fill(~held, 0)}
+
+    def restore(self, state: Mapping[str, Tensor], held: Tensor) -> None:
+        """Put back what :meth:`state` gave.
+
+        Raises:
+            ShapeMismatch, FormatError: it is not of these slots.
+        """
+        n = held.shape[1]
+        positions = take(state, "positions", torch.long, tuple(held.shape))
+        if not torch.equal(positions >= 0, held) or bool((positions < -1).any()):
+            raise FormatError("not the slots that rows of these lengths fill", field="positions")
+        self.positions[:, :n] = positions
+        if "segments" in state:
+            self.segments = torch.zeros_like(self.positions)
+            self.segments[:, :n] = take(state, "segments", torch.long, tuple(held.shape))
 
     def grow(self, n_slots: int) -> None:
         """Make room for more slots."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from cutaway.cache.base import LayerView
 from cutaway.cache.cross import CrossView, Source
 from cutaway.cache.mask import MaskPlan
-from cutaway.cache.slots import SlotView
+from cutaway.cache.state import inside, take, within
+from cutaway.errors import FormatError
 from cutaway.spec import MaskRule
 
 
@@ -18,10 +22,13 @@ class Store(Protocol):
     @property
     def nbytes(self) -> int: ...
     def begin(self, positions: Tensor, segments: Tensor | None, rules: set[MaskRule]) -> dict[MaskRule, MaskPlan]: ...
-    def view(self, index: int, plan: MaskPlan) -> SlotView: ...
+    def view(self, index: int, plan: MaskPlan) -> LayerView: ...
     def select(self, rows: list[int]) -> None: ...
     def holds(self, row: int, length: int) -> bool: ...
     def rewind(self, lengths: list[int]) -> None: ...
+    def fork(self, rows: list[int]) -> Store: ...
+    def state(self) -> dict[str, Tensor]: ...
+    def restore(self, state: Mapping[str, Tensor], lengths: Tensor) -> None: ...
 
 
 class StoredCache:
@@ -53,6 +60,11 @@ class StoredCache:
         return list(self._lengths)
 
     @property
+    def source(self) -> Source | None:
+        """What an encoder has read for each row."""
+        return self._source
+
+    @property
     def nbytes(self) -> int:
         """Bytes that keys and values take."""
         return sum(store.nbytes for store in self._stores) + (0 if self._source is None else self._source.nbytes)
@@ -68,7 +80,7 @@ class StoredCache:
         fresh = (positions >= 0).sum(1).tolist()
         self._lengths = [length + more for length, more in zip(self._lengths, fresh, strict=True)]
 
-    def layer(self, index: int) -> SlotView:
+    def layer(self, index: int) -> LayerView:
         """The bundle for layer ``index``."""
         store, place, rule = self._places[index]
         return store.view(place, self._plans[self._stores.index(store)][rule])
@@ -84,6 +96,37 @@ class StoredCache:
         if self._source is not None:
             self._source.select(rows)
         self._lengths = [self._lengths[row] for row in rows]
+
+    def fork(self, rows: list[int]) -> StoredCache:
+        """These rows, in this order, in a cache of its own."""
+        stores = [store.fork(rows) for store in self._stores]
+        places = [(stores[self._stores.index(store)], index, rule) for store, index, rule in self._places]
+        other = StoredCache(stores, places, len(rows), self._source)
+        if other._source is not None:
+            other._source.select(rows)
+        other._lengths = [self._lengths[row] for row in rows]
+        return other
+
+    def state(self) -> dict[str, Tensor]:
+        """All that is held, as tensors for :meth:`restore`; the source has its own."""
+        state = {"lengths": torch.tensor(self._lengths, dtype=torch.long)}
+        for i, store in enumerate(self._stores):
+            state |= within(f"stores.{i}", store.state())
+        return state
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Put what :meth:`state` gave into an empty cache of as many rows, made for the same layers.
+
+        Raises:
+            ShapeMismatch: it is the state of another model's cache.
+            FormatError: it contradicts itself.
+        """
+        lengths = take(state, "lengths", torch.long, (len(self._lengths),))
+        if bool((lengths < 0).any()):
+            raise FormatError("a length below zero", field="lengths", got=lengths.tolist())
+        for i, store in enumerate(self._stores):
+            store.restore(inside(f"stores.{i}", state), lengths)
+        self._lengths = lengths.tolist()
 
     def rewind(self, lengths: list[int]) -> list[int]:
         """Forget all but the first tokens of each row; 0 are left where a ring has dropped what they need."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
 
-from cutaway.cache import Source
+from cutaway.cache import KvDtype, Source
 from cutaway.errors import ContextExceeded, RequestError
+from cutaway.formats.files import StrPath
+from cutaway.generation import saved
 from cutaway.models import Transformer
 from cutaway.models.batch import pad
 from cutaway.modules.attention import How
@@ -31,6 +34,7 @@ class Session:
         capacity: tokens of a row to make room for; grows when needed.
         source: of an encoder–decoder, what its encoder has read for each row.
         steady: the same bits for a row in any company and any pieces: see ``generation.steady``.
+        kv_dtype: ``"int8"`` keeps keys and values in eight bits; see ``cache.new_cache``.
     """
 
     def __init__(
@@ -40,11 +44,13 @@ class Session:
         capacity: int = 256,
         source: Source | None = None,
         steady: bool = False,
+        kv_dtype: KvDtype | None = None,
     ) -> None:
         self._model = model
         self._steady = steady
+        self._kv_dtype = kv_dtype
         # A ring's slots are out of order, and a sum's order is what steadiness is about.
-        self._cache = model.new_cache(batch, capacity, sliding=not steady, source=source)
+        self._cache = model.new_cache(batch, capacity, sliding=not steady, source=source, kv_dtype=kv_dtype)
         self.tokens: list[list[int]] = [[] for _ in range(batch)]
 
     @torch.no_grad()
@@ -86,6 +92,74 @@ class Session:
         self._cache.select(list(rows))
         self.tokens = [list(self.tokens[row]) for row in rows]
 
+    def fork(self, rows: Sequence[int] | None = None) -> Session:
+        """A session of its own with these rows, or all: what either reads from here on, the other does not see.
+
+        Args:
+            rows: which, in which order; a row may be taken twice.
+
+        Raises:
+            RequestError: there is no such row.
+        """
+        chosen = [*range(len(self.tokens))] if rows is None else list(rows)
+        for row in chosen:
+            if not 0 <= row < len(self.tokens):
+                raise RequestError("no such row", field="rows", expected=f"0…{len(self.tokens) - 1}", got=row)
+        other = copy(self)
+        other._cache = self._cache.fork(chosen)
+        other.tokens = [list(self.tokens[row]) for row in chosen]
+        return other
+
+    def reuse(self, rows: Sequence[Sequence[int]]) -> list[int]:
+        """Keep of each row what a new text begins with, and say how many tokens that are: feed the rest.
+
+        The last token of a text is never among them: what follows it is found by reading it.
+
+        Args:
+            rows: whole texts, one for each row.
+
+        Raises:
+            RequestError: not as many texts as rows.
+        """
+        if len(rows) != len(self.tokens):
+            raise RequestError("not a text for each row", field="rows", expected=len(self.tokens), got=len(rows))
+        shared = [_shared(held, row[:-1]) for held, row in zip(self.tokens, rows, strict=True)]
+        self.rewind(shared)
+        return shared
+
+    def save(self, path: StrPath) -> None:
+        """Keep it in one file; ``path`` is the old file or the whole new one at every moment.
+
+        The file holds what was read, as tokens and as keys and values: guard it like the text.
+
+        Raises:
+            RequestError: there are no rows.
+            StorageError: the disk refuses.
+        """
+        if not self.tokens:
+            raise RequestError("there are no rows to save", field="session", path=path)
+        saved.write(path, self._model, self.tokens, self._cache, self._steady, self._kv_dtype)
+
+    @classmethod
+    def load(cls, model: Transformer, path: StrPath) -> Session:
+        """Go on with what :meth:`save` kept, with the same bits as if there had been no pause.
+
+        Args:
+            model: the one that it was saved with.
+            path: the file.
+
+        Raises:
+            ResumeMismatch: another model, other weights, another version; the field says what differs.
+            FormatError: no saved session, cut off, or changed since it was written.
+            ShapeMismatch: its tensors are not those of this model's cache.
+            ResourceError: there is too little memory.
+        """
+        found = saved.read(path, model)
+        session = cls(model, len(found.tokens), 1, found.source, found.steady, found.kv_dtype)
+        found.fill(session._cache, path)
+        session.tokens = found.tokens
+        return session
+
     def rewind(self, lengths: Sequence[int]) -> None:
         """Go back to each row's first tokens.
 
@@ -113,6 +187,11 @@ class Session:
             ends = hidden[torch.arange(len(rows), device=model.device), (counts - 1).clamp(min=0)]
             last = torch.where(counts[:, None] > 0, ends, last)
         return last
+
+
+def _shared(one: Sequence[int], two: Sequence[int]) -> int:
+    """Tokens that both begin with."""
+    return next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
 
 
 @torch.no_grad()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from cutaway.cache import Cache, NoCache, Source, StoredCache, new_cache
+from cutaway.cache import Cache, KvDtype, NoCache, Source, StoredCache, new_cache
 from cutaway.errors import ContextExceeded, RequestError
 from cutaway.models.compiled import compiled_blocks
 from cutaway.models.head import Classifier, Head, Pooler
@@ -223,25 +224,24 @@ class Transformer(nn.Module):
         return out
 
     def new_cache(
-        self, batch: int = 1, capacity: int = 256, *, sliding: bool = True, source: Source | None = None
+        self,
+        batch: int = 1,
+        capacity: int = 256,
+        *,
+        sliding: bool = True,
+        source: Source | None = None,
+        kv_dtype: KvDtype | None = None,
     ) -> StoredCache:
         """An empty cache for the decoder. See :func:`cutaway.cache.new_cache`.
 
         Raises:
-            RequestError: there is no decoder, or it needs a source of as many rows.
+            RequestError: there is no decoder, it needs a source of as many rows, or there is no such ``kv_dtype``.
         """
         if self.spec.main != "decoder":
             raise RequestError("an encoder reads a text at once and keeps no cache", field="cache")
         self._check_source(source, batch)
-        return new_cache(
-            self.spec.decoder,
-            batch=batch,
-            capacity=capacity,
-            dtype=self.dtype,
-            device=self.device,
-            sliding=sliding,
-            source=source,
-        )
+        made = partial(new_cache, self.spec.decoder, dtype=self.dtype, device=self.device)
+        return made(batch=batch, capacity=capacity, sliding=sliding, source=source, kv_dtype=kv_dtype)
 
     def compile_blocks(self, enabled: bool = True, **options: Any) -> None:
         """Run the blocks through ``torch.compile`` from now on, or no longer.

@@ -1,0 +1,200 @@
+"""A session as one safetensors file: its tokens, what its cache holds of them, and which model that is of.
+
+Keys and values mean something to the model that made them only. So the file says which it was: the spec, the type
+of its numbers, and a hash of its weights' names, shapes and some of their values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cutaway.cache import KvDtype, Source, StoredCache, restore_source
+from cutaway.cache.state import inside, take, within
+from cutaway.errors import CutawayError, FormatError, ResourceError, ResumeMismatch
+from cutaway.formats.files import StrPath, parse_json, sweep
+from cutaway.formats.safetensors import SafetensorsFile, save_safetensors
+from cutaway.models import Transformer
+from cutaway.spec.serial import difference, spec_from_json, spec_to_json
+
+FORMAT = "cutaway session"
+VERSION = "1"
+SAMPLES = 64  # numbers of each weight that its hash is of
+LARGEST_SPEC = 1 << 24  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What was read from a file.
+
+    Attributes:
+        tokens: of each row.
+        steady: whether it was a steady session.
+        kv_dtype: in which smaller type its keys and values are.
+        source: what an encoder has read for each row.
+        state: of the cache.
+    """
+
+    tokens: list[list[int]]
+    steady: bool
+    kv_dtype: KvDtype | None
+    source: Source | None
+    state: dict[str, Tensor]
+
+    def fill(self, cache: StoredCache, path: StrPath) -> None:
+        """Put the state into a cache made for it.
+
+        Raises:
+            ShapeMismatch, FormatError: it does not fit there.
+            ResourceError: there is too little memory.
+        """
+        try:
+            cache.restore(self.state)
+        except CutawayError as error:
+            raise _at(path, error) from error
+        except RuntimeError as error:  # what torch says of memory that there is none of
+            raise ResourceError("does not fit into memory", path=path) from error
+        if any(n > len(row) for n, row in zip(cache.lengths, self.tokens, strict=True)):
+            raise FormatError("keys of more tokens than there are", path=path, field="cache.lengths")
+
+
+def write(
+    path: StrPath,
+    model: Transformer,
+    tokens: Sequence[Sequence[int]],
+    cache: StoredCache,
+    steady: bool,
+    kv_dtype: KvDtype | None,
+) -> None:
+    """Write a session, so that ``path`` is the old file or the whole new one at every moment."""
+    tensors = {
+        "tokens": torch.tensor([token for row in tokens for token in row], dtype=torch.long),
+        "rows": torch.tensor([len(row) for row in tokens], dtype=torch.long),
+        **within("cache", cache.state()),
+    }
+    if cache.source is not None:
+        tensors |= within("source", cache.source.state())
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    metadata = {"steady": str(steady), "kv_dtype": str(kv_dtype), **_fingerprint(model)}
+    sweep(Path(os.path.realpath(path)).parent)  # what a killed writer left, an hour ago or more
+    save_safetensors(path, tensors, {**metadata, "sha256": _digest(metadata, tensors)})
+
+
+def read(path: StrPath, model: Transformer) -> Saved:
+    """Read a session that the same model can go on with.
+
+    Raises:
+        ResumeMismatch: another model, other weights, another version; the field says what differs.
+        FormatError: no saved session, cut off, or changed since it was written.
+        ShapeMismatch: its tensors are not those of this model's cache.
+    """
+    with SafetensorsFile(path) as file:
+        metadata = dict(file.metadata)
+        stated = metadata.pop("sha256", None)
+        _check_model(path, metadata, model)
+        tensors = {name: file.read(name) for name in file.names()}
+    if stated != _digest(metadata, tensors):
+        raise FormatError("was changed since it was written", path=path, field="sha256")
+    for key, values in (("steady", ("True", "False")), ("kv_dtype", ("None", "int8"))):
+        if metadata.get(key) not in values:
+            raise FormatError("unknown value", path=path, field=key, expected=values, got=metadata.get(key))
+    try:
+        tokens = _tokens(tensors, model.spec.vocab_size)
+        state, held = inside("cache", tensors), inside("source", tensors)
+        source = None
+        if model.spec.source is not None:
+            source = restore_source(model.spec.decoder, held, len(tokens), model.dtype, model.device)
+    except CutawayError as error:
+        raise _at(path, error) from error
+    kv_dtype: KvDtype | None = "int8" if metadata["kv_dtype"] == "int8" else None
+    return Saved(tokens, metadata["steady"] == "True", kv_dtype, source, state)
+
+
+def _tokens(tensors: Mapping[str, Tensor], vocab_size: int) -> list[list[int]]:
+    lengths = take(tensors, "rows", torch.long, (None,))
+    flat = take(tensors, "tokens", torch.long, (None,))
+    if not len(lengths) or bool((lengths < 0).any() | (lengths > len(flat)).any()) or int(lengths.sum()) != len(flat):
+        raise FormatError("not how the tokens lie in rows", field="rows", got=lengths.tolist())
+    if len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < vocab_size:
+        raise FormatError("not tokens of this vocabulary", field="tokens", expected=f"0…{vocab_size - 1}")
+    return [row.tolist() for row in flat.split(lengths.tolist())]
+
+
+def _fingerprint(model: Transformer) -> dict[str, str]:
+    """What a file says of its model, in the order in which it is compared."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "spec": json.dumps(spec_to_json(model.spec), sort_keys=True),
+        "dtype": str(model.dtype),
+        "weights": _weights(model),
+    }
+
+
+def _weights(model: Transformer) -> str:
+    """A hash of each weight's name, shape, type and some of its values, the first and the last among them."""
+    found = hashlib.sha256()
+    for name, weight in model.state_dict().items():
+        flat = weight.detach().reshape(-1)
+        places = torch.linspace(0, max(len(flat) - 1, 0), min(SAMPLES, len(flat)), dtype=torch.float64).long()
+        _put(found, name, flat[places.to(flat.device)].cpu(), [*weight.shape])
+    return found.hexdigest()
+
+
+def _digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    found = hashlib.sha256(json.dumps(sorted(metadata.items())).encode())
+    for name in sorted(tensors):
+        _put(found, name, tensors[name], [*tensors[name].shape])
+    return found.hexdigest()
+
+
+def _put(into: hashlib._Hash, name: str, tensor: Tensor, shape: list[int]) -> None:
+    into.update(json.dumps([name, str(tensor.dtype), shape]).encode())
+    if tensor.numel():
+        into.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _check_model(path: StrPath, metadata: Mapping[str, str], model: Transformer) -> None:
+    mine = _fingerprint(model)
+    if metadata.get("format") != FORMAT:
+        raise FormatError("is no saved session", path=path, field="format", expected=FORMAT, got=metadata.get("format"))
+    for key, value in mine.items():
+        theirs = metadata.get(key)
+        if theirs is None:
+            raise FormatError("missing", path=path, field=key)
+        if theirs != value:
+            _differs(path, key, value, theirs)
+
+
+def _differs(path: StrPath, key: str, mine: str, theirs: str) -> None:
+    what = {
+        "version": "is of another version of this format",
+        "spec": "was saved with another model",
+        "dtype": "was saved with another type of numbers",
+        "weights": "was saved with other weights",
+    }[key]
+    hint = "Read the tokens again with this model." if key != "version" else None
+    if key == "spec":
+        values = [parse_json(text.encode(), path=path, limit=LARGEST_SPEC) for text in (mine, theirs)]
+        try:
+            one, two = (replace(spec_from_json(value), kept=()) for value in values)
+        except CutawayError as error:
+            raise _at(path, error) from error
+        found = difference(one, two)
+        if found is None:
+            return  # written otherwise, and the same
+        place, mine, theirs = f"spec{found[0]}", repr(found[1]), repr(found[2])
+        raise ResumeMismatch(what, path=path, field=place, expected=mine, got=theirs, hint=hint)
+    raise ResumeMismatch(what, path=path, field=key, expected=mine, got=theirs, hint=hint)
+
+
+def _at(path: StrPath, error: CutawayError) -> CutawayError:
+    """The same error, with the file's name."""
+    return type(error)(error.what, path=path, field=error.field, expected=error.expected, got=error.got)
