@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cutaway.errors import CutawayError
     from cutaway.generation.generate import Generation
+    from cutaway.generation.session import Session
     from cutaway.inspection.trace import Trace
     from cutaway.model import Model
     from cutaway.models.batch import pad
@@ -27,13 +28,26 @@ _WHERE = {
     "Generation": "cutaway.generation.generate",
     "Model": "cutaway.model",
     "ModelSpec": "cutaway.spec.model",
+    "Session": "cutaway.generation.session",
     "Trace": "cutaway.inspection.trace",
     "build": "cutaway.store",
     "load": "cutaway.store",
     "pad": "cutaway.models.batch",
     "save": "cutaway.store",
 }
-__all__ = ["CutawayError", "Generation", "Model", "ModelSpec", "Trace", "__version__", "build", "load", "pad", "save"]
+__all__ = [
+    "CutawayError",
+    "Generation",
+    "Model",
+    "ModelSpec",
+    "Session",
+    "Trace",
+    "__version__",
+    "build",
+    "load",
+    "pad",
+    "save",
+]
 
 
 def __getattr__(name: str) -> Any:
