@@ -3,8 +3,9 @@
     python examples/reverse_and_copy.py [FOLDER]
 
 ``r hello`` becomes ``olleh`` and ``c hello`` stays ``hello``. The model is that of the paper, in small: sinusoidal
-positions, LayerNorm after each sum, ReLU, a table shared by both sides, and the paper's learning rate. What is printed
-is the share of strings never trained on that it gets right to the last character.
+positions, LayerNorm after each sum, ReLU, a table shared by both sides, the paper's learning rate, and the mean of the
+last five checkpoints. What is printed is the share of strings never trained on that it gets right to the last
+character.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from small import characters
 import cutaway
 
 LONGEST, STEPS, BATCH, WARMUP = 10, 2500, 64, 600
+AVERAGED, APART = 5, 60  # checkpoints whose mean is the model, and steps between them (section 6.1 of the paper)
 
 
 def example(source: random.Random) -> tuple[str, str]:
@@ -59,6 +61,7 @@ def main(folder: Path) -> float:
     model.settings = replace(model.settings, decoder_start_id=start)
     network = model.transformer.train()
     optimizer = torch.optim.Adam(network.parameters(), betas=(0.9, 0.98), eps=1e-9)
+    kept: list[dict[str, torch.Tensor]] = []
     for step in range(1, STEPS + 1):
         rate = 64**-0.5 * min(step**-0.5, step * WARMUP**-1.5)  # section 5.3 of the paper
         for group in optimizer.param_groups:
@@ -75,6 +78,9 @@ def main(folder: Path) -> float:
         optimizer.step()
         if step % 250 == 0:
             print(f"step {step:4d}  loss {loss.item():.3f}")
+        if (STEPS - step) % APART == 0 and STEPS - step < AVERAGED * APART:
+            kept.append({name: weight.detach().clone() for name, weight in network.state_dict().items()})
+    network.load_state_dict({name: torch.stack([one[name] for one in kept]).mean(0) for name in kept[0]})
     network.eval()
 
     cutaway.save(model, folder, format="cutaway")

@@ -48,7 +48,7 @@ def test_tag_orders(run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.slow
 def test_reverse_and_copy(run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("reverse_and_copy", tmp_path / "m") >= 0.9
+    assert run("reverse_and_copy", tmp_path / "m") >= 0.95
     assert said(capsys, "run", "-m", str(tmp_path / "m"), "r stream")["text"] == "maerts"
     model = cutaway.load(tmp_path / "m")
     best = model.generate("c stream", num_beams=4, n=2)
