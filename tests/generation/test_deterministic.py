@@ -20,8 +20,6 @@ from cutaway.errors import RequestError
 from cutaway.generation.generate import Generation
 from cutaway.generation.session import Session
 from cutaway.model import Model
-from cutaway.models import Transformer
-from cutaway.modules.linear import Linear
 from tests.reference import tiny, tiny_seq2seq
 
 NAMES = ("llama", "gemma3", "bloom", "gpt2", "phi-qk-norm", "mistral-window")
@@ -72,6 +70,51 @@ def test_in_any_company(name: str, tmp_path: Path) -> None:
     print(f"\n{name}: {differ + drawn} of {total + more} differ, {plain} without")
     assert (differ, drawn) == (0, 0)
     assert plain > 0
+
+
+@pytest.mark.parametrize("name", [*NAMES, *MORE, "t5", "bart", "marian"])
+def test_the_same_numbers(name: str, tmp_path: Path) -> None:
+    """It changes last bits and nothing else: log-probabilities are those of the usual way, which is the reference's."""
+    model = made(name, tmp_path)
+    rows = [random.Random(7).randrange(3, 60) for _ in range(45)]
+    source = {} if model.spec.source is None else {"target": rows[20:]}
+    text = rows if model.spec.source is None else rows[:20]
+    steady = model.score(text, deterministic=True, **source).logprobs
+    usual = model.score(text, **source).logprobs
+    pairs = [(a, b) for a, b in zip(steady, usual, strict=True) if a is not None and b is not None]
+    assert len(pairs) >= 25
+    assert max(abs(a - b) for a, b in pairs) <= 1e-4
+
+
+def test_nothing_of_it_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler may change the order of sums, so a steady pass runs the plain blocks."""
+    model = made("llama", tmp_path)
+    prompts = [[5, 6, 7], [9] * 14]
+    wanted = [bits(one) for one in model.generate(prompts, max_tokens=5, logprobs=0, deterministic=True)]
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("a steady pass was compiled")
+
+    model.transformer.compile_blocks()
+    for runner in model.transformer.decoder.runners:
+        monkeypatch.setattr(runner, "_run", refuse)
+    found = model.generate(prompts, max_tokens=5, logprobs=0, deterministic=True)
+    assert [bits(one) for one in found] == wanted
+    with pytest.raises(AssertionError, match="a steady pass was compiled"):  # the usual one is
+        model.generate(prompts, max_tokens=5)
+
+
+def test_more_rows_than_the_head_gets_at_once(tmp_path: Path) -> None:
+    model = made("llama", tmp_path)
+    prompts = [[3 + i % 50, 5, 9][: 1 + i % 3] for i in range(70)]
+    together = model.generate(prompts, max_tokens=3, logprobs=0, deterministic=True)
+    for i in (0, 1, 63, 64, 69):
+        alone = model.generate(prompts[i], max_tokens=3, logprobs=0, deterministic=True)
+        assert bits(alone) == bits(together[i])
+    model.transformer.warned_length = True  # what is read is longer than this model was made for
+    long = [random.Random(1).randrange(3, 60) for _ in range(600)]
+    whole = model.score(long, deterministic=True).logprobs
+    assert model.score(long[:301], deterministic=True).logprobs == whole[:301]
 
 
 @pytest.mark.slow
@@ -166,5 +209,3 @@ def test_where_it_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     model = made("llama", tmp_path)
     with pytest.raises(RequestError, match="in an order that depends on"):
         model.generate([3], max_tokens=1, deterministic=True)
-    assert isinstance(model.transformer, Transformer)
-    assert any(isinstance(module, Linear) for module in model.transformer.modules())

@@ -1,4 +1,4 @@
-"""Attention: its two ways, who may read whom, and what it costs for a long text."""
+"""Attention: its ways, who may read whom, and what it costs for a long text."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from cutaway.models import Transformer
 from cutaway.modules.attend import attend, blockwise, explicit
 from cutaway.modules.bias import ScoreBias, alibi_slopes, buckets
 from cutaway.modules.score import Attending
+from cutaway.modules.steady import steady
 from cutaway.modules.tap import Tap
 from cutaway.spec import AlibiBias, AttentionSpec, BucketBias, MaskRule, ShawRelative
 
@@ -131,7 +132,7 @@ def test_worked_scores() -> None:
         assert seen[name].nbytes == case["GiB_at_2_bytes"] * 2**30
 
 
-WAYS = (attend, explicit, blockwise)
+WAYS = (attend, explicit, blockwise, steady)
 SPECS = {
     "plain": AttentionSpec(4, 4, 8),
     "grouped": AttentionSpec(4, 2, 8),
@@ -160,7 +161,7 @@ ROWS = {
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", SPECS)
 def test_definition(name: str, rows: str) -> None:
-    """Fused, explicit and by hand are one thing; a pad gets zero."""
+    """Every way and by hand are one thing; a pad gets zero."""
     spec, positions = SPECS[name], ROWS[rows]
     q, k, v = random_heads(2, 12, spec)
     plan = plan_of(spec.mask, positions)

@@ -13,7 +13,7 @@ from cutaway.generation.rules import Rules
 from cutaway.generation.sampling import Sampling
 from cutaway.spec import GenerationSettings
 
-__all__ = ["Sampling", "Words", "check_ids", "resolve"]
+__all__ = ["Sampling", "Words", "resolve"]
 
 MOST_CHOICES = 1024  # answers to one prompt: each is a row of the batch and of the cache, as each beam is
 DEFAULT_TOKENS = 256

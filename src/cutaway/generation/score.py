@@ -11,10 +11,10 @@ from cutaway.cache import Source
 from cutaway.generation.checks import check_ids
 from cutaway.generation.logprobs import token_logprobs
 from cutaway.generation.session import CHUNK, check_length
-from cutaway.generation.steady import promise
+from cutaway.generation.steady import promise, unembedded
 from cutaway.models import Transformer
 from cutaway.models.batch import pad
-from cutaway.modules.steady import ROWS, filled
+from cutaway.modules.steady import ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,6 @@ def score_ids(
     scores: list[float | None] = [None]
     for start in range(0, len(ids) - 1, CHUNK):  # logits of a long text, with a large vocabulary, are gigabytes
         some = hidden[start : start + CHUNK]
-        piece = model.unembed((filled(some) if steady else some)[None])[0, : len(some)]
+        piece = unembedded(model, some) if steady else model.unembed(some[None])[0]
         scores += [entry.logprob for entry in token_logprobs(piece, ids[start + 1 : start + 1 + CHUNK], 0)]
     return scores

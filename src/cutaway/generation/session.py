@@ -13,10 +13,11 @@ from cutaway.cache import KvDtype, Source
 from cutaway.errors import ContextExceeded, RequestError
 from cutaway.formats.files import StrPath
 from cutaway.generation import saved
+from cutaway.generation.steady import unembedded
 from cutaway.models import Transformer
 from cutaway.models.batch import pad
 from cutaway.modules.attention import How
-from cutaway.modules.steady import ROWS, filled
+from cutaway.modules.steady import ROWS
 from cutaway.modules.tap import Tap
 
 CHUNK = 512  # tokens of a prompt that are run at once: bounds the memory of a long one
@@ -76,8 +77,9 @@ class Session:
             if any(behind):
                 self._read(behind, None)
             last = self._read(rows, tap)
-            rows_of_four = filled(last) if self._steady else last
-            logits = self._model.unembed(rows_of_four[:, None], tap)[: len(last), 0]
+            logits = (
+                unembedded(self._model, last, tap) if self._steady else self._model.unembed(last[:, None], tap)[:, 0]
+            )
             for held, new in zip(self.tokens, rows, strict=True):
                 held.extend(new)
         except BaseException:

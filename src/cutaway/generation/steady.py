@@ -19,11 +19,13 @@ from cutaway.models.head import Head
 from cutaway.modules.activation import ACTIVATIONS
 from cutaway.modules.linear import Linear
 from cutaway.modules.score import Attending
-from cutaway.modules.steady import ROWS, steady
+from cutaway.modules.steady import ROWS, filled, steady
+from cutaway.modules.tap import Tap
 from cutaway.spec import AttentionSpec, MaskRule, MlpSpec, ModelSpec, MoeSpec
 
-MOST = 32  # rows that are computed together in the trial
-SOME = (4, 8, 12, 20)  # and how many of them alone
+SOME = (4, 8, 12, 20, 64, 260)  # rows that are computed alone in the trial
+MOST = 512  # and together: as many as a piece of a prompt has
+HEAD_MOST = 64  # rows that the head, the largest matrix, gets at once, in the trial and after it
 
 
 def promise(model: Transformer) -> None:
@@ -47,10 +49,10 @@ def _tried(model: Transformer) -> str:
         if isinstance(body, MoeSpec):
             return "experts take whichever tokens come together, so that their sums depend on the company"
     random = torch.Generator().manual_seed(0)
-    for name, weight, bias in _products(model):
-        x = torch.randn(MOST, weight.shape[1], generator=random).to(weight)
+    for name, weight, bias, most in _products(model):
+        x = torch.randn(most, weight.shape[1], generator=random).to(weight)
         whole = F.linear(x, weight, bias)
-        if any(not torch.equal(F.linear(x[:n], weight, bias), whole[:n]) for n in SOME):
+        if any(not torch.equal(F.linear(x[:n], weight, bias), whole[:n]) for n in SOME if n < most):
             return (
                 f"this machine adds up {name} ({weight.shape[0]} × {weight.shape[1]}) in an order that depends on rows"
             )
@@ -68,15 +70,23 @@ def _bodies(spec: ModelSpec) -> Iterator[object]:
     yield from dict.fromkeys(branch.body for layer in layers for branch in layer.branches)
 
 
-def _products(model: Transformer) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    """One matrix of each shape."""
+def unembedded(model: Transformer, rows: Tensor, tap: Tap | None = None) -> Tensor:
+    """Logits of some vectors, by as many rows at once as were tried. [rows, d_model] → [rows, vocab]"""
+    if len(rows) <= HEAD_MOST:
+        return model.unembed(filled(rows)[:, None], tap)[: len(rows), 0]
+    return torch.cat([unembedded(model, piece, tap) for piece in rows.split(HEAD_MOST)])
+
+
+def _products(model: Transformer) -> Iterator[tuple[str, Tensor, Tensor | None, int]]:
+    """One matrix of each shape, with its bias, and how many rows to try."""
     seen: set[tuple[torch.Size, bool]] = set()
     for name, module in model.named_modules():
         if isinstance(module, Linear) and (module.weight.shape, module.bias is None) not in seen:
             seen.add((module.weight.shape, module.bias is None))
-            yield name, module.weight, module.bias
+            yield name, module.weight, module.bias, MOST
     if isinstance(model.head, Head):
-        yield "the head", model.embed.table if model.head.weight is None else model.head.weight, model.head.bias
+        weight = model.embed.table if model.head.weight is None else model.head.weight
+        yield "the head", weight, model.head.bias, HEAD_MOST
 
 
 def _curve_is_steady(spec: MlpSpec, random: torch.Generator, model: Transformer) -> bool:

@@ -23,7 +23,8 @@ MOST_GRAPHS = 64
 class CompiledBlock:
     """Calls a block through its kind's compiled function.
 
-    As it is where somebody watches, the pass is too long, or tokens go to experts, as many as there happen to be.
+    As it is where somebody watches, the pass is too long, attention is not to be the fused one, or tokens go to
+    experts, as many as there happen to be.
 
     Args:
         block: whose weights.
@@ -40,8 +41,9 @@ class CompiledBlock:
         most = max(plan.keys.shape[1], 0 if inputs.cross is None else inputs.cross.plan.keys.shape[1])
         pairs = plan.queries.numel() * most * self._block.spec.attention.n_heads
         routed = any(isinstance(branch.body, MoeSpec) for branch in self._block.spec.branches)
-        # Past that many pairs attention goes piece by piece, and tokens go to their experts: Python loops.
-        if tap is not None or routed or pairs > LARGEST_MASK:
+        # Past that many pairs attention goes piece by piece, and tokens go to their experts: Python loops. The other
+        # ways of attention are there to be themselves: a compiler may change the order of a steady one's sums.
+        if tap is not None or routed or inputs.how != "fused" or pairs > LARGEST_MASK:
             return self._block(x, inputs, tap)
         if plan.kind is MaskKind.FULL and plan.rule.window is not None:
             # The short cut ends where the window does; a graph that never takes it goes on.
