@@ -12,9 +12,10 @@ from torch import Tensor
 
 from cutaway.checkpoints.load import Checkpoint
 from cutaway.errors import RequestError
+from cutaway.generation.checks import check_ids
 from cutaway.generation.generate import Run
 from cutaway.generation.inputs import is_list, plain, rows_of, texts_of, texts_or_pairs_of
-from cutaway.generation.params import Words, check_ids
+from cutaway.generation.params import Words
 from cutaway.generation.params import resolve as resolve_sampling
 from cutaway.generation.sampling import Sampling
 from cutaway.generation.score import Score, score_ids

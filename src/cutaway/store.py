@@ -67,7 +67,8 @@ def load(
     resolved = resolve(source, revision=revision, offline=offline, progress=progress)
     report = None if progress is None else (lambda done, total: progress(done, total, f"loading {resolved.path.name}"))
     checkpoint = load_checkpoint(resolved, dtype=dtype, device=device, mmap=mmap, ignore=ignore, progress=report)
-    rows = checkpoint.transformer.spec.vocab_size
+    spec = checkpoint.transformer.spec
+    rows = spec.source_vocab_size or spec.vocab_size  # a text is read by the source's table, where that is another
     tokenizer: Tokenizer | None
     if checkpoint.metadata:
         has_one = has_vocabulary(checkpoint.metadata)
@@ -135,8 +136,9 @@ def _tokenizer(given: object) -> Tokenizer | None:
     if not isinstance(given, (str, PathLike)):
         hint = "Save it into a folder as tokenizer.json and name the folder."
         raise RequestError("not a tokenizer", field="tokenizer", expected=wanted, got=type(given).__name__, hint=hint)
-    folder = Path(given).parent if Path(given).is_file() else Path(given)
-    found = from_folder(folder)
+    named = Path(given).name == "tokenizer.json"
+    folder = Path(given).parent if named else Path(given)
+    found = from_folder(folder) if folder.is_dir() else None
     if found is None:
         raise RequestError("there is no tokenizer", field="tokenizer", expected=wanted, got=str(folder))
     return found

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cutaway.checkpoints import hub
-from cutaway.checkpoints.hub import HubId, parse_id
+from cutaway.checkpoints.hub_id import HubId, parse_id
 from cutaway.errors import DownloadError, OfflineError, RequestError, StorageError
 
 
@@ -106,6 +106,22 @@ def test_only_what_a_model_is_read_from_is_fetched(bench: Bench) -> None:
     total = sum(len(FILES[name]) for name in READ)
     assert seen[-1] == (total, total, "o/n")
     assert hub.list_files("o/n", endpoint=bench.server.url) == sorted(FILES)
+
+
+def test_what_stands_beside_an_encoder_is_fetched(bench: Bench) -> None:
+    """How vectors are pooled lies in a folder of its own; other formats and other models lie in folders too."""
+    more = {
+        "1_Pooling/config.json": b"{}",
+        "modules.json": b"[]",
+        "sentence_bert_config.json": b"{}",
+        "vocab.txt": b"words",
+        "source.spm": b"pieces",
+    }
+    others = {"onnx/tokenizer.json": b"1", "tokenizer/tokenizer.json": b"2", "text_encoder/model.safetensors": b"3"}
+    bench.server.repos["o/encoder"] = Repo({**FILES, **more, **others})
+    folder = hub.fetch_repo("o/encoder", endpoint=bench.server.url)
+    found = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir())
+    assert found == sorted([*READ, *more])
 
 
 def test_a_second_time_and_a_pinned_commit_download_nothing(bench: Bench) -> None:

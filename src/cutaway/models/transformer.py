@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from cutaway.cache import Cache, KvDtype, NoCache, Source, StoredCache, new_cache
-from cutaway.errors import ContextExceeded, RequestError
+from cutaway.errors import RequestError
+from cutaway.models.batch import check_limit, check_positions
 from cutaway.models.compiled import compiled_blocks
 from cutaway.models.head import Classifier, Head, Pooler
 from cutaway.modules.attention import How
@@ -123,8 +124,8 @@ class Transformer(nn.Module):
         """
         if positions is None:
             positions = self._positions(ids, cache)
-        _check_positions(ids, positions)
-        _check_limit(positions, self.spec.position_limit)
+        check_positions(ids, positions)
+        check_limit(positions, self.spec.position_limit)
         stack, scope = (self.decoder, "decoder") if self.spec.main == "decoder" else (self.encoder, "encoder")
         if cache is None:
             self._check_source(source, ids.shape[0])
@@ -158,8 +159,8 @@ class Transformer(nn.Module):
             return self.hidden(ids, positions, segments, tap=tap, types=types, how=how)
         if positions is None:
             positions = self._positions(ids, None)
-        _check_positions(ids, positions)
-        _check_limit(positions, self.spec.source_limit)
+        check_positions(ids, positions)
+        check_limit(positions, self.spec.source_limit)
         cache = NoCache([layer.attention.mask for layer in self.spec.encoder.layers], self.device)
         cache.begin(positions.cpu(), None if segments is None else segments.cpu())
         at = None if tap is None else tap.at("source_embed")
@@ -288,24 +289,6 @@ class Transformer(nn.Module):
 
     def _head_kind(self) -> str:
         return "no head" if self.head is None else type(self.head).__name__.lower()
-
-
-def _check_positions(ids: Tensor, positions: Tensor) -> None:
-    hint = "Positions are 0, 1, 2 … and −1 for a pad; cutaway.pad makes them of rows of ids."
-    if ids.dim() != 2:
-        raise RequestError("not a batch of texts", field="ids", expected="[batch, query]", got=list(ids.shape))
-    if positions.dtype == torch.bool or positions.is_floating_point():
-        what = "a mask is no positions" if positions.dtype == torch.bool else "positions are whole numbers"
-        raise RequestError(what, field="positions", expected="int64", got=str(positions.dtype), hint=hint)
-    if positions.shape != ids.shape:
-        wanted = list(ids.shape)
-        raise RequestError("not one for each token", field="positions", expected=wanted, got=list(positions.shape))
-
-
-def _check_limit(positions: Tensor, limit: int | None) -> None:
-    if limit is not None and positions.numel() and int(positions.max()) >= limit:
-        last = int(positions.max())
-        raise ContextExceeded("past the end of the position table", expected=f"positions below {limit}", got=last)
 
 
 def _moved(tensor: Tensor | None, device: torch.device) -> Tensor | None:

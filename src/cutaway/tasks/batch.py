@@ -75,7 +75,9 @@ def passes(model: Transformer, texts: Sequence[Encoded], budget: int = BUDGET) -
             types, _ = pad([texts[i].types or [0] * len(texts[i].ids) for i in rows])
         reads = model.encode if model.spec.encoder.layers else model.hidden
         hidden = reads(ids, positions, types=types)
-        if not bool(torch.isfinite(hidden[positions.to(hidden.device) >= 0]).all()):
+        fine = hidden.isfinite().all(-1).cpu() | (positions < 0)
+        if not bool(fine.all()):
             hint = "Check the weights for NaN or infinity (`cutaway show MODEL TENSOR`), or use float32."
-            raise RequestError("the model's vectors hold NaN or infinity", field=f"texts/{rows[0]}", hint=hint)
+            bad = rows[int((~fine).any(1).nonzero()[0])]
+            raise RequestError("the model's vectors hold NaN or infinity", field=f"texts/{bad}", hint=hint)
         yield Pass(rows, hidden, positions)
