@@ -14,7 +14,7 @@ ORACLE = $(shell $(or $(CUTAWAY_LLAMA_CPP_PYTHON),$(BIN)/python) -c 'import llam
 
 help:
 	@echo 'make demo      set up, fetch the default model (98 MB), and see it run'
-	@echo 'make test      set up, lint, type-check, and run the tests (about 11 minutes of computing, by two processes)'
+	@echo 'make test      set up, lint, type-check, and run the tests (8 minutes on two cores)'
 	@echo 'make test-all  the same and the slow sweeps'
 	@echo 'make oracles   build llama-cpp-python, for the tests that ask llama.cpp (about 10 minutes); one that is'
 	@echo '               installed elsewhere will do: CUTAWAY_LLAMA_CPP_PYTHON=/path/to/its/python make test'

@@ -108,7 +108,7 @@ def test_the_length_is_the_checkpoints_unless_it_is_given(call: Call, zoo: Zoo, 
     # the checkpoint's own beams meet what does not go with them
     done = call("run", "the", "-m", tmp_path, "--stop", "x")
     assert (done.code, done.err.count("add --num-beams 1")) == (2, 1)
-    done = call("run", "the", "-m", tmp_path, "--choices", 5, "--json")
+    done = call("run", "the", "-m", tmp_path, "--answers", 5, "--json")
     assert (done.code, done.error["field"], done.error["hint"]) == (2, "n", "add --num-beams 5")
     assert "--seed does nothing with beams" in call("run", "the", "-m", tmp_path, "--seed", 3).err
     assert call("run", "the", "-m", tmp_path, "--seed", 3, "-t", 1).err == ""

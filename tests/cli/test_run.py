@@ -249,14 +249,14 @@ def test_beams(call: Call, folder: Path) -> None:
     assert (value["text"], value["score"]) == (value["choices"][0]["text"], wanted[0].score)
     assert (value["settings"]["num_beams"], value["settings"]["early_stopping"]) == (3, True)
     assert (value["timing"]["first_token_s"], value["timing"]["prefill_tokens_per_s"]) == (None, None)
-    out = call(*words, "--choices", 2).out
+    out = call(*words, "--answers", 2).out
     heads = [f"[{i}]  score {w.score:.4f}\n" for i, w in enumerate(wanted, 1)]
     assert out == f"{heads[0]}{wanted[0].text}\n\n{heads[1]}{wanted[1].text}\n"
 
 
 def test_several_answers_are_drawn(call: Call, folder: Path, tmp_path: Path) -> None:
     wanted = cutaway.load(folder).generate("the", max_tokens=5, temperature=1, seed=3, n=3)
-    words = ("run", "the", "-m", folder, "-n", 5, "-t", 1, "--seed", 3, "--choices", 3)
+    words = ("run", "the", "-m", folder, "-n", 5, "-t", 1, "--seed", 3, "--answers", 3)
     value = call(*words, "--json").json
     assert [c["tokens"] for c in value["choices"]] == [w.tokens for w in wanted]
     assert value["score"] is None
@@ -281,9 +281,9 @@ def test_several_answers_are_drawn(call: Call, folder: Path, tmp_path: Path) -> 
         (("--num-beams", 2, "--top-k", 3, "--top-p", 0.5), "--top-k, --top-p do nothing with beams"),
         (("--length-penalty", 2), "--length-penalty does nothing without beams"),
         (("--early-stopping", "false"), "--early-stopping does nothing without beams"),
-        (("--choices", 2), "all answers are alike"),
-        (("--choices", 2, "-t", 1), ""),
-        (("--num-beams", 2, "--choices", 2, "--length-penalty", 2, "--early-stopping", "never"), ""),
+        (("--answers", 2), "all answers are alike"),
+        (("--answers", 2, "-t", 1), ""),
+        (("--num-beams", 2, "--answers", 2, "--length-penalty", 2, "--early-stopping", "never"), ""),
     ],
 )
 def test_what_does_nothing_to_a_search_is_named(call: Call, folder: Path, flags: tuple[object, ...], said: str) -> None:
@@ -298,7 +298,7 @@ def test_what_does_nothing_to_a_search_is_named(call: Call, folder: Path, flags:
     [
         ("--num-beams", 2, "-t", 0.5),
         ("--num-beams", 2, "--stop", "x"),
-        ("--num-beams", 2, "--choices", 3),
+        ("--num-beams", 2, "--answers", 3),
         ("--early-stopping", "maybe"),
     ],
 )
@@ -353,10 +353,10 @@ def test_several_answers_on_a_terminal_are_harmless(call: Call, folder: Path, mo
         return [replace(found, text="a\x1b[31mb") for found in real(self, *args, **options)]
 
     monkeypatch.setattr(Model, "generate", odd)
-    out = call("run", "x", "-m", folder, "-n", 2, "--num-beams", 2, "--choices", 2, stdout_tty=True).out
+    out = call("run", "x", "-m", folder, "-n", 2, "--num-beams", 2, "--answers", 2, stdout_tty=True).out
     assert out.count("a\\x1b[31mb\n") == 2
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b" not in call("run", "x", "-m", folder, "-n", 2, "-t", 1, "--choices", 2, stdout_tty=True).out
+    assert "\x1b" not in call("run", "x", "-m", folder, "-n", 2, "-t", 1, "--answers", 2, stdout_tty=True).out
 
 
 def test_an_answer_with_a_form(call: Call, folder: Path, tmp_path: Path) -> None:

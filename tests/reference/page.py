@@ -30,11 +30,13 @@ TAIL = """
 ## What is not covered
 
 - Real weights: only SmolLM2 (Llama) and Gemma 3 270M are compared on real checkpoints, both from GGUF
-  (`tests/reference/test_real_models.py`).
+  (`tests/reference/test_real_models.py`), and MiniLM (BERT) by its sentence vectors (`tests/tasks/test_vectors.py`).
 - StableLM's `qk_layernorm`, the rotary type `proportional`, two-way attention in a decoder,
   and quantized Hugging Face checkpoints are refused by name.
 - BLOOM's `apply_residual_connection_post_layernorm`, and MPT's `qk_ln`, `prefix_lm`, biases and learned positions
   (which the reference has no code for) are refused by name.
+- Of encoders, heads for question answering, next sentences and multiple choice; of BART, its classifier; mT5, XLM-R
+  and ELECTRA: refused by name.
 - Half precision is compared for norms, and for whole models only where the column says so.
 
 ## Where the reference does not do what its config says

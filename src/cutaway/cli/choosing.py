@@ -63,7 +63,7 @@ _SEARCHING = (
         help="Of beams: end at B answers, when better ones are unlikely, or impossible.",
     ),
     click.option(
-        "--choices",
+        "--answers",
         "--n-best",
         "n",
         type=Number(1, _MOST_BEAMS, whole=True),
@@ -104,7 +104,7 @@ def check_together(options: dict[str, Any]) -> None:
     if options.get("stop"):
         raise click.BadParameter("beams know no stop texts: leave one out.", param_hint="--num-beams")
     if (options.get("n") or 1) > beams:
-        raise click.BadParameter(f"{beams} beams have no {options['n']} answers.", param_hint="--choices")
+        raise click.BadParameter(f"{beams} beams have no {options['n']} answers.", param_hint="--answers")
 
 
 def settled(model: Model, options: dict[str, Any]) -> Sampling:
