@@ -263,9 +263,9 @@ SAMPLING = {
     "num_beams": (-1, 0, 1, 2, 1024, 1025, 1.5, "x", ""),
     "length_penalty": (-51, -50, 0, 0.5, 50, 50.1, float("nan"), float("inf"), "x"),
     "early_stopping": (True, False, "never", "always", "", 1),
-    "choices": (-1, 0, 1, 1024, 1025, 1.5, "x"),
+    "answers": (-1, 0, 1, 1024, 1025, 1.5, "x"),
 }
-SEARCH = ("num_beams", "length_penalty", "early_stopping", "choices")  # of run alone
+SEARCH = ("num_beams", "length_penalty", "early_stopping", "answers")  # of run alone
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in SAMPLING.items() for value in values])
@@ -281,7 +281,7 @@ def test_what_the_model_would_refuse_is_refused_before_it_is_loaded(
 
     for verb in ("run", "chat", "next"):
         monkeypatch.setattr(f"cutaway.cli.{verb}.load_model", stop)
-    argument = "n" if name == "choices" else name
+    argument = "n" if name == "answers" else name
     try:
         resolve(GenerationSettings(), 100, **{argument: value})  # type: ignore[arg-type]
         taken = True
