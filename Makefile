@@ -19,7 +19,10 @@ help:
 	@echo 'make oracles   build llama-cpp-python, for the tests that ask llama.cpp (about 10 minutes); one that is'
 	@echo '               installed elsewhere will do: CUTAWAY_LLAMA_CPP_PYTHON=/path/to/its/python make test'
 
-$(VENV)/ready: pyproject.toml constraints.txt
+# What the native kernels are built of.
+NATIVE := hatch_build.py $(wildcard src/cutaway/kernels/native/*)
+
+$(VENV)/ready: pyproject.toml constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt -e .
 	touch $@

@@ -48,7 +48,9 @@ def load(
     Args:
         source: a hub id (``owner/name``, ``owner/name@revision``), a folder, a ``.gguf`` or ``.safetensors`` file, or
             a name of the catalogue (``cutaway models``).
-        dtype: of the weights; by default float32 on a CPU and what is stored on a GPU.
+        dtype: of the weights; by default float32 on a CPU and what is stored on a GPU. A GGUF's matrices stay in the
+            form that the file has, by default on a CPU: they give the same numbers, take no gradient, and need the
+            native kernels (``cutaway doctor``). ``"float32"`` makes plain numbers of them, for training.
         device: by default a GPU if there is one.
         quantize: not supported yet.
         revision: branch, tag or commit of a hub id.

@@ -18,8 +18,9 @@ LEFT: dict[str, set[str]] = {
     "shapes": set(),
     "spec": {"errors"},
     "cache": {"errors", "shapes", "spec"},
-    "modules": {"errors", "shapes", "spec", "cache"},
-    "models": {"errors", "shapes", "spec", "cache", "modules"},
+    "kernels": {"errors", "shapes", "spec", "cache"},
+    "modules": {"errors", "shapes", "spec", "cache", "kernels"},
+    "models": {"errors", "shapes", "spec", "cache", "kernels", "modules"},
     "formats": {"errors", "spec"},
     "families": {"errors", "spec", "formats"},
 }

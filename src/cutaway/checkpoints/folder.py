@@ -104,6 +104,10 @@ class FolderSource:
         """Shape of one."""
         return tuple(self._files.info(name).shape)
 
+    def raw(self, name: str) -> None:
+        """What a folder holds becomes fp32."""
+        return None
+
     def read(self, name: str) -> Tensor:
         """One tensor, as stored."""
         return self._files.read(name)

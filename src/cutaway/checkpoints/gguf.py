@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from cutaway.errors import ConfigError, LimitExceeded, ShapeMismatch, UnsupportedModelError
@@ -15,6 +16,7 @@ from cutaway.formats.config import ConfigReader
 from cutaway.formats.gguf import GgufFile
 from cutaway.formats.gguf_metadata import COMMON, config_from_metadata
 from cutaway.formats.gguf_split import SplitGguf
+from cutaway.kernels.stored import FORMATS
 from cutaway.spec import AttentionSpec, BranchSpec, FactorScaling, GenerationSettings, ModelSpec
 
 _EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
@@ -143,3 +145,10 @@ class GgufSource:
     def read(self, name: str) -> Tensor:
         """One tensor in fp32."""
         return self._file.read(name)
+
+    def raw(self, name: str) -> tuple[Tensor, int] | None:
+        """A matrix's rows as they are stored, and the number of their format; None of what is fp32 anyway."""
+        info = self._file.tensors[name]
+        if info.type.id == 0 or info.type.id not in FORMATS or len(info.shape) != 2:
+            return None
+        return torch.from_numpy(self._file.raw(name)).view(info.shape[0], -1), info.type.id

@@ -16,6 +16,7 @@ from cutaway.checkpoints.weights import PlainNames, compare_names, fill
 from cutaway.errors import RequestError
 from cutaway.formats.gguf_names import gguf_rules
 from cutaway.formats.gguf_split import open_gguf
+from cutaway.kernels import library
 from cutaway.models import Transformer
 from cutaway.spec import GenerationSettings
 
@@ -63,7 +64,8 @@ def load_checkpoint(
 
     Args:
         resolved: where it is.
-        dtype: of the weights; by default fp32 on a CPU and what is stored on a GPU.
+        dtype: of the weights; by default fp32 on a CPU, where a GGUF's matrices stay in the form that the file has
+            if the native kernels are there to read it, and what is stored on a GPU.
         device: by default a GPU if there is one.
         mmap: map safetensors instead of reading them into private memory: faster to open, but the file must
             not change while the model lives.
@@ -76,7 +78,7 @@ def load_checkpoint(
     target = _device(device)
     number = dtype_named(dtype)
     if resolved.kind == "gguf":
-        return _load_gguf(resolved, number or torch.float32, target, progress)
+        return _load_gguf(resolved, number, target, progress)
     folder = resolved.path if resolved.kind == "folder" else resolved.path.parent
     family, spec, settings, config = read_config(folder, ignore)
     if number is None:
@@ -102,11 +104,12 @@ def load_checkpoint(
         )
     finally:
         source.close()
+    model.use_kernels()
     return Checkpoint(model.eval(), settings, folder, resolved.origin)
 
 
 def _load_gguf(
-    resolved: Resolved, dtype: torch.dtype, device: torch.device, progress: Callable[[int, int], None] | None
+    resolved: Resolved, dtype: torch.dtype | None, device: torch.device, progress: Callable[[int, int], None] | None
 ) -> Checkpoint:
     path = str(resolved.path)
     with open_gguf(resolved.path) as file:
@@ -115,7 +118,17 @@ def _load_gguf(
             model = Transformer(spec)
         assert family.gguf is not None
         rules = gguf_rules(spec, list(model.state_dict()), family.gguf.alter(spec))
-        fill(model, rules, GgufSource(file), path=path, dtype=dtype, device=device, progress=progress)
+        fill(
+            model,
+            rules,
+            GgufSource(file),
+            path=path,
+            dtype=dtype or torch.float32,
+            device=device,
+            progress=progress,
+            keep=dtype is None and device.type == "cpu" and library() is not None,
+        )
+        model.use_kernels()
         return Checkpoint(model.eval(), settings, resolved.path, resolved.origin, dict(file.metadata), file.type_of)
 
 

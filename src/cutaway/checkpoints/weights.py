@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from cutaway.errors import DtypeError, ShapeMismatch
-from cutaway.formats.rules import Drop, Tie, WeightRule
+from cutaway.formats.rules import Drop, Tie, WeightRule, by_rows
+from cutaway.kernels import Stored, stored_matrix
 from cutaway.models import Transformer
+from cutaway.modules.linear import Linear
 
 Progress: TypeAlias = Callable[[int, int], None]
 _WRAPPERS = ("_orig_mod.", "module.")  # what torch.compile and data-parallel training put before every name
@@ -25,6 +27,9 @@ class TensorSource(Protocol):
     def names(self) -> list[str]: ...
     def shape(self, name: str) -> tuple[int, ...]: ...
     def read(self, name: str) -> Tensor: ...
+    def raw(self, name: str) -> tuple[Tensor, int] | None:
+        """The rows of a matrix as they are stored, and the format's number, where kernels can read them so."""
+        ...
 
 
 class PlainNames:
@@ -53,6 +58,7 @@ def fill(
     device: torch.device,
     base_prefix: str = "",
     progress: Progress | None = None,
+    keep: bool = False,
 ) -> None:
     """Give every parameter of ``model`` (built without memory) its tensor.
 
@@ -66,6 +72,7 @@ def fill(
         dtype, device: what the parameters become.
         base_prefix: tried before a name where the body was saved without its head.
         progress: told (bytes done, bytes in all), of the model rather than the file.
+        keep: leave matrices in the form that they are stored in, where kernels can read that.
 
     Raises:
         ShapeMismatch: a tensor is missing, unexpected, or of another shape; names up to ten, and counts.
@@ -78,12 +85,14 @@ def fill(
         _compare_shapes(rule, own, source, stored, path)
 
     given: dict[str, Tensor] = {}
+    keeping = _matrices(model) if keep else frozenset()
     sizes = [sum(math.prod(own[name]) for name in rule.ours) * dtype.itemsize for rule in used]
     for done, rule in enumerate(used):
         if rule.ours:
-            tensors = rule.load(tuple(_read(source, stored[name], path) for name in rule.theirs))
+            kept = _kept(rule, own, source, stored) if keeping.issuperset(rule.ours) and by_rows(rule) else None
+            tensors = kept or rule.load(tuple(_read(source, stored[name], path) for name in rule.theirs))
             for name, tensor in zip(rule.ours, tensors, strict=True):
-                given[name] = tensor.to(device=device, dtype=dtype)
+                given[name] = tensor if kept else tensor.to(device=device, dtype=dtype)
         if progress is not None:
             progress(sum(sizes[: done + 1]), sum(sizes))
     for rule in used:
@@ -93,7 +102,28 @@ def fill(
     if left:
         warnings.warn(f"{path}: left behind, as this model has no use for them: {', '.join(left)}", stacklevel=2)
     model.load_state_dict(given, assign=True)
-    model.requires_grad_(True)
+    for parameter in model.parameters():
+        parameter.requires_grad_(not isinstance(parameter, Stored))
+
+
+def _matrices(model: Transformer) -> frozenset[str]:
+    """Parameters that are only multiplied by and looked up in."""
+    linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Linear)}
+    return frozenset(linear | {"embed.tokens", "source_embed.tokens", "head.weight"})
+
+
+def _kept(
+    rule: WeightRule, own: dict[str, tuple[int, ...]], source: TensorSource, stored: dict[str, str]
+) -> tuple[Tensor, ...] | None:
+    """A rule's tensors in the form that they are stored in, or None where that is not to be had."""
+    raw = [source.raw(stored[name]) for name in rule.theirs]
+    there = [pair for pair in raw if pair is not None]
+    formats = {number for _, number in there}
+    if len(there) < len(raw) or len(formats) != 1:
+        return None
+    rows = rule.load(tuple(tensor for tensor, _ in there))
+    (number,) = formats
+    return tuple(stored_matrix(part, number, own[name][1]) for name, part in zip(rule.ours, rows, strict=True))
 
 
 def compare_names(

@@ -210,6 +210,11 @@ AnyRule = TypeVar("AnyRule", Rename, Transpose, Fuse, Stack, Row, Interleave, Of
 WeightRule = Rename | Transpose | Fuse | Stack | Row | Interleave | Offset | Tie | Drop
 
 
+def by_rows(rule: WeightRule) -> bool:
+    """Whether a rule only moves whole rows of matrices, so that it does the same to rows of stored blocks."""
+    return isinstance(rule, Rename | Interleave) or (isinstance(rule, Fuse) and not rule.transposed)
+
+
 def at_layer(rule: AnyRule, i: int) -> AnyRule:
     """The rule with ``{i}`` filled in."""
     fill = {"{i}": str(i)}

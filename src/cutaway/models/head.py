@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cutaway.modules.activation import ACTIVATIONS
-from cutaway.modules.linear import Linear
+from cutaway.modules.linear import Linear, Product
 from cutaway.modules.norm import norm_or_identity
 from cutaway.modules.tap import Tap
 from cutaway.shapes import Logits, Positions, Stream
@@ -52,6 +52,7 @@ class Head(nn.Module):
         self.transform = _transform(spec.transform, d_model)
         self.weight = None if spec.tied else nn.Parameter(torch.empty(vocab_size, d_model))
         self.bias = nn.Parameter(torch.empty(vocab_size)) if spec.bias else None
+        self.product: Product = F.linear  # or another implementation of it: see Transformer.use_kernels
 
     def forward(self, x: Stream, embedding: Tensor, tap: Tap | None = None) -> Logits:
         """Taps ``head.transform`` where there is one, and ``logits``.
@@ -62,7 +63,7 @@ class Head(nn.Module):
             x = self.transform(x)
             inner = None if tap is None else tap.at("head")
             x = x if inner is None else inner("transform", x)
-        logits = F.linear(x, embedding if self.weight is None else self.weight, self.bias)
+        logits = self.product(x, embedding if self.weight is None else self.weight, self.bias)
         if self.spec.scale != 1.0:
             logits = logits * self.spec.scale
         if self.spec.soft_cap is not None:

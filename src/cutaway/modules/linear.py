@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+Product: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class Linear(nn.Module):
@@ -19,7 +24,8 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(n_out, n_in))
         self.bias = nn.Parameter(torch.empty(n_out)) if bias else None
+        self.product: Product = F.linear  # or another implementation of it: see Transformer.use_kernels
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., n_in] → [..., n_out]"""
-        return F.linear(x, self.weight, self.bias)
+        return self.product(x, self.weight, self.bias)

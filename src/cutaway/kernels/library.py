@@ -1,0 +1,108 @@
+"""The compiled library: found, checked, and called by its plain C names."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import warnings
+from ctypes import POINTER, byref, c_int, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cutaway.kernels.compiling import LIBRARY, sources_hash
+from cutaway.kernels.layout import STRUCTS, Block, Matrix, Pass
+
+OTHER_SOURCES = "it was built from other sources than those that lie beside it: install cutaway again"
+
+
+class NativeLibrary:
+    """Functions of ``native/native.cpp``. They release Python's lock, and take turns among themselves.
+
+    Args:
+        path: of the shared library.
+
+    Raises:
+        OSError: it cannot be loaded, does not fit this processor, or was built from other sources.
+    """
+
+    def __init__(self, path: Path) -> None:
+        lib = ctypes.CDLL(str(path))
+        if not hasattr(lib, "cutaway_sources"):
+            raise OSError(OTHER_SOURCES)
+        if not lib.cutaway_fits():
+            raise OSError("the processor lacks AVX2, FMA or F16C")
+        lib.cutaway_sources.restype = ctypes.c_char_p
+        if lib.cutaway_sources().decode() != sources_hash():
+            raise OSError(OTHER_SOURCES)
+        sizes = (c_int64 * len(STRUCTS))()
+        lib.cutaway_sizes(sizes)
+        if list(sizes) != [ctypes.sizeof(struct) for struct in STRUCTS]:
+            raise OSError(OTHER_SOURCES)
+        self._product, self._expand, self._block = lib.cutaway_product, lib.cutaway_expand, lib.cutaway_block
+        self._product.argtypes = (POINTER(Matrix), c_void_p, c_void_p, c_int64, c_int)
+        self._expand.argtypes = (POINTER(Matrix), c_void_p, c_void_p, c_int64, c_int)
+        self._block.argtypes = (POINTER(Block), POINTER(Pass), c_int)
+        for function in (self._product, self._expand, self._block):
+            function.restype = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return library, ()
+
+    def product(self, x: Tensor, matrix: Matrix) -> Tensor:
+        """``x Wᵀ + b``. fp32 [..., cols] → [..., rows]"""
+        x = x.contiguous()
+        assert x.dtype is torch.float32
+        assert x.shape[-1] == matrix.cols
+        y = torch.empty(*x.shape[:-1], matrix.rows)
+        self._product(byref(matrix), x.data_ptr(), y.data_ptr(), y.numel() // matrix.rows, torch.get_num_threads())
+        return y
+
+    def expand(self, matrix: Matrix, rows: Tensor | None = None) -> Tensor:
+        """Some rows of a matrix as fp32, or all of them. [...] → [..., cols]
+
+        Raises:
+            IndexError: no such row.
+        """
+        if rows is None:
+            y = torch.empty(matrix.rows, matrix.cols)
+            self._expand(byref(matrix), None, y.data_ptr(), matrix.rows, torch.get_num_threads())
+            return y
+        rows = rows.long().contiguous()
+        if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < matrix.rows:
+            raise IndexError(f"rows of a table of {matrix.rows}: {int(rows.min())} to {int(rows.max())}")
+        y = torch.empty(*rows.shape, matrix.cols)
+        self._expand(byref(matrix), rows.data_ptr(), y.data_ptr(), rows.numel(), torch.get_num_threads())
+        return y
+
+    def block(self, block: Block, inputs: Pass) -> None:
+        """A whole block over a pass."""
+        self._block(byref(block), byref(inputs), torch.get_num_threads())
+
+
+@cache
+def _found() -> NativeLibrary | str:
+    if os.environ.get("CUTAWAY_KERNELS", "").lower() in ("0", "off", "no", "false"):
+        return "switched off by CUTAWAY_KERNELS"
+    if not LIBRARY.exists():
+        return "not built: there was no C++ compiler when cutaway was installed"
+    try:
+        return NativeLibrary(LIBRARY)
+    except OSError as error:
+        warnings.warn(f"the native kernels are not used: {error}", stacklevel=4)
+        return str(error)
+
+
+def library() -> NativeLibrary | None:
+    """The library, or None where there is none; :func:`missing` says why."""
+    found = _found()
+    return found if isinstance(found, NativeLibrary) else None
+
+
+def missing() -> str:
+    """Why there is no library; empty where there is one."""
+    found = _found()
+    return found if isinstance(found, str) else ""

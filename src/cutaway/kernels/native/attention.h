@@ -1,0 +1,183 @@
+// softmax(scale · q kᵀ + mask) v over blocks of keys, with a running maximum and sum.
+//
+// (Milakov & Gimelshein 2018; Dao et al. 2022.) Blocks begin at the first slot, and within one every sum has its
+// order, so that a query's result depends on its own keys alone.
+#pragma once
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "curves.h"
+
+namespace cutaway {
+
+constexpr int KEYS = 32;     // of a block
+constexpr int QUERIES = 4;   // that read a block together
+
+struct Keys {
+    const float* k;                    // [batch, kv_head, slot, d_head], by strides
+    const float* v;
+    int64_t k_row, k_head, k_slot;     // how far apart rows, heads and slots are
+    int64_t v_row, v_head, v_slot;
+    int64_t count;                     // slots that are read
+    const int64_t* positions;          // of the keys, −1 for none: [batch, count]
+};
+
+struct Reading {
+    int64_t causal, window;  // 0 for no window
+    float scale, cap;        // 0 for no cap
+};
+
+// One query: where its numbers are, and who it is.
+struct Query {
+    const float* q;
+    float* z;
+    int64_t position;
+};
+
+// The positions in each block: the smallest and the largest; −1 as the smallest where a slot is empty.
+struct Blocks {
+    std::vector<int64_t> least, most;
+    void find(const int64_t* positions, int64_t count) {
+        const int64_t n = (count + KEYS - 1) / KEYS;
+        least.resize(static_cast<size_t>(n));
+        most.resize(static_cast<size_t>(n));
+        for (int64_t b = 0; b < n; b++) {
+            int64_t low = std::numeric_limits<int64_t>::max(), high = -1;
+            for (int64_t i = b * KEYS; i < std::min<int64_t>((b + 1) * KEYS, count); i++) {
+                low = std::min(low, positions[i]);
+                high = std::max(high, positions[i]);
+            }
+            least[static_cast<size_t>(b)] = low;
+            most[static_cast<size_t>(b)] = high;
+        }
+    }
+};
+
+inline bool may_read(const Reading& r, int64_t query, int64_t key) {
+    if (key < 0 || query < 0) return false;
+    if (r.causal && key > query) return false;
+    if (r.window && (key <= query - r.window || (!r.causal && key >= query + r.window))) return false;
+    return true;
+}
+
+enum class Seen { NONE, SOME, ALL };
+
+inline Seen seen(const Reading& r, int64_t query, int64_t least, int64_t most) {
+    if (query < 0 || most < 0) return Seen::NONE;
+    if (r.causal && least > query) return Seen::NONE;
+    if (r.window && most <= query - r.window) return Seen::NONE;
+    if (may_read(r, query, least) && may_read(r, query, most)) return Seen::ALL;
+    return Seen::SOME;
+}
+
+// Dot products of up to four queries with one key.
+template <int N>
+inline void dots(const Query* queries, const float* key, int64_t width, float* out, int64_t stride) {
+    Vec acc[N];
+    for (int i = 0; i < N; i++) acc[i] = zero();
+    int64_t d = 0;
+    for (; d + LANES <= width; d += LANES) {
+        const Vec k = load(key + d);
+        for (int i = 0; i < N; i++) acc[i] = fma(load(queries[i].q + d), k, acc[i]);
+    }
+    for (int i = 0; i < N; i++) {
+        float sum = total(acc[i]);
+        for (int64_t e = d; e < width; e++) sum += queries[i].q[e] * key[e];
+        out[i * stride] = sum;
+    }
+}
+
+// Up to four queries of one row that read the same key/value head.
+inline void attend(const Query* queries, int n, const Keys& keys, const Blocks& blocks, const Reading& reading,
+                   int64_t row, int64_t head, int64_t width) {
+    const float* k = keys.k + row * keys.k_row + head * keys.k_head;
+    const float* v = keys.v + row * keys.v_row + head * keys.v_head;
+    const int64_t* positions = keys.positions + row * keys.count;
+    const float none = -std::numeric_limits<float>::infinity();
+    float best[QUERIES], sum[QUERIES];
+    for (int i = 0; i < n; i++) {
+        best[i] = none;
+        sum[i] = 0;
+        std::memset(queries[i].z, 0, static_cast<size_t>(width) * sizeof(float));
+    }
+    alignas(32) float s[QUERIES * KEYS];
+    for (int64_t from = 0; from < keys.count; from += KEYS) {
+        const int64_t b = from / KEYS, some = std::min<int64_t>(KEYS, keys.count - from);
+        Seen what[QUERIES];
+        bool any = false;
+        for (int i = 0; i < n; i++) {
+            what[i] = seen(reading, queries[i].position, blocks.least[static_cast<size_t>(b)], blocks.most[static_cast<size_t>(b)]);
+            any |= what[i] != Seen::NONE;
+        }
+        if (!any) continue;
+        for (int64_t j = 0; j < some; j++) {
+            const float* key = k + (from + j) * keys.k_slot;
+            switch (n) {
+                case 1: dots<1>(queries, key, width, s + j, KEYS); break;
+                case 2: dots<2>(queries, key, width, s + j, KEYS); break;
+                case 3: dots<3>(queries, key, width, s + j, KEYS); break;
+                default: dots<4>(queries, key, width, s + j, KEYS);
+            }
+        }
+        for (int i = 0; i < n; i++) {
+            if (what[i] == Seen::NONE) continue;
+            float* mine = s + i * KEYS;
+            for (int64_t j = some; j < KEYS; j++) mine[j] = none;
+            for (int j = 0; j < KEYS; j += LANES) {
+                Vec x = mul(load(mine + j), all(reading.scale));
+                if (reading.cap != 0) x = mul(hyperbolic_tangent(divide(x, all(reading.cap))), all(reading.cap));
+                store(mine + j, x);
+            }
+            for (int64_t j = some; j < KEYS; j++) mine[j] = none;
+            if (what[i] == Seen::SOME)
+                for (int64_t j = 0; j < some; j++)
+                    if (!may_read(reading, queries[i].position, positions[from + j])) mine[j] = none;
+            Vec high = larger(larger(load(mine), load(mine + 8)), larger(load(mine + 16), load(mine + 24)));
+            alignas(32) float lanes[LANES];
+            store(lanes, high);
+            float top = best[i];
+            for (float lane : lanes) top = lane > top ? lane : top;
+            if (top == none) continue;
+            const float kept = best[i] == none ? 0.0f : _mm256_cvtss_f32(exponential(all(best[i] - top)));
+            Vec added = zero();
+            for (int j = 0; j < KEYS; j += LANES) {
+                const Vec x = load(mine + j);
+                // What may not be read weighs exactly nothing.
+                const Vec dead = _mm256_cmp_ps(x, all(none), _CMP_EQ_OQ);
+                const Vec p = _mm256_andnot_ps(dead, exponential(sub(x, all(top))));
+                store(mine + j, p);
+                added = add(added, p);
+            }
+            best[i] = top;
+            sum[i] = sum[i] * kept + total(added);
+            int64_t d = 0;
+            for (; d + 8 * LANES <= width; d += 8 * LANES) {
+                Vec z[8];
+                for (int c = 0; c < 8; c++) z[c] = mul(load(queries[i].z + d + c * LANES), all(kept));
+                for (int64_t j = 0; j < some; j++) {
+                    const Vec p = all(mine[j]);
+                    const float* value = v + (from + j) * keys.v_slot + d;
+                    for (int c = 0; c < 8; c++) z[c] = fma(p, load(value + c * LANES), z[c]);
+                }
+                for (int c = 0; c < 8; c++) store(queries[i].z + d + c * LANES, z[c]);
+            }
+            for (; d + LANES <= width; d += LANES) {
+                Vec z = mul(load(queries[i].z + d), all(kept));
+                for (int64_t j = 0; j < some; j++) z = fma(all(mine[j]), load(v + (from + j) * keys.v_slot + d), z);
+                store(queries[i].z + d, z);
+            }
+            for (; d < width; d++) {
+                float z = queries[i].z[d] * kept;
+                for (int64_t j = 0; j < some; j++) z += mine[j] * v[(from + j) * keys.v_slot + d];
+                queries[i].z[d] = z;
+            }
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        if (sum[i] == 0) continue;
+        for (int64_t d = 0; d < width; d++) queries[i].z[d] /= sum[i];
+    }
+}
+
+}  // namespace cutaway

@@ -1,0 +1,102 @@
+// What Python calls (kernels/native.py), by plain C names. One call at a time computes; the rest wait their turn.
+#include <pthread.h>
+
+#include <memory>
+#include <mutex>
+
+#include "block.h"
+
+#ifndef CUTAWAY_SOURCES
+#define CUTAWAY_SOURCES ""
+#endif
+
+using namespace cutaway;
+
+namespace {
+
+std::mutex turn;
+Pool* pool = nullptr;  // never destroyed: at exit its threads may be gone already
+
+Pool& with_threads(int threads) {
+    if (pool == nullptr || pool->threads() != threads) {
+        delete pool;
+        pool = new Pool(threads);
+    }
+    return *pool;
+}
+
+// In a forked child there is one thread, and the pool's are not among its own.
+void after_fork() {
+    pool = nullptr;
+    new (&turn) std::mutex;
+}
+
+const int registered = pthread_atfork(nullptr, nullptr, after_fork);
+
+}  // namespace
+
+extern "C" {
+
+// Whether this processor can run what follows.
+int cutaway_fits() {
+    return registered == 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+
+// Which sources this was built from.
+const char* cutaway_sources() { return CUTAWAY_SOURCES; }
+
+// Sizes of the structs, for the other side to compare with its own.
+void cutaway_sizes(int64_t* out) {
+    out[0] = sizeof(Matrix);
+    out[1] = sizeof(Norm);
+    out[2] = sizeof(Attention);
+    out[3] = sizeof(Feedforward);
+    out[4] = sizeof(Branch);
+    out[5] = sizeof(Block);
+    out[6] = sizeof(Pass);
+}
+
+// y = x Wᵀ + b. x: [n, cols], y: [n, rows].
+void cutaway_product(const Matrix* w, const float* x, float* y, int64_t n, int threads) {
+    std::lock_guard<std::mutex> hold(turn);
+    static std::vector<float> wide;
+    const int64_t width = padded(w->cols);
+    if (width != w->cols) {
+        wide.assign(static_cast<size_t>(n * width), 0.0f);
+        for (int64_t i = 0; i < n; i++) std::memcpy(wide.data() + i * width, x + i * w->cols, static_cast<size_t>(w->cols) * 4);
+        x = wide.data();
+    }
+    run(with_threads(threads), Products{{{w, x, y, n, width, w->rows}}, 1});
+}
+
+// Some rows of W as floats, all of them where `rows` is null. y: [n, cols].
+void cutaway_expand(const Matrix* w, const int64_t* rows, float* y, int64_t n, int threads) {
+    std::lock_guard<std::mutex> hold(turn);
+    auto call = [&](int64_t from, int64_t to) {
+        with_format(w->format, [&](auto f) {
+            using F = decltype(f);
+            const int64_t bytes = row_bytes<F>(w->cols);
+            for (int64_t i = from; i < to; i++) {
+                const uint8_t* row = w->data + (rows ? rows[i] : i) * bytes;
+                float* out = y + i * w->cols;
+                for (int64_t g = 0; g * GROUP < w->cols; g++) {
+                    Vec part[PARTS];
+                    alignas(32) float numbers[GROUP];
+                    expand_padded<F>(row, g, w->cols, part);
+                    for (int j = 0; j < PARTS; j++) store(numbers + j * LANES, part[j]);
+                    const int64_t some = std::min<int64_t>(GROUP, w->cols - g * GROUP);
+                    std::memcpy(out + g * GROUP, numbers, static_cast<size_t>(some) * sizeof(float));
+                }
+            }
+        });
+    };
+    auto work = [](const void* what, int64_t from, int64_t to) { (*static_cast<const decltype(call)*>(what))(from, to); };
+    with_threads(threads).run(work, &call, n, std::max<int64_t>(16, n / (threads * 8)));
+}
+
+// A block over a pass; x is changed in place.
+void cutaway_block(const Block* block, const Pass* pass, int threads) {
+    std::lock_guard<std::mutex> hold(turn);
+    Runner(with_threads(threads), *block, *pass).run();
+}
+}

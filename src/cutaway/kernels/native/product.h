@@ -1,0 +1,190 @@
+// y = x Wᵀ + b, straight from the blocks that W is stored in.
+//
+// A result's bits depend on its row of x and its row of W alone: the sum runs along the width in steps of LANES, in
+// one accumulator for each SPAN numbers, and the spans are added up in order. So one row alone and the same row among
+// a thousand give the same, whatever tile they fall into and however many threads there are.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "formats.h"
+#include "pool.h"
+
+namespace cutaway {
+
+constexpr int SPAN = 512;                           // numbers of a row that one accumulator adds up
+constexpr int SPAN_GROUPS = SPAN / GROUP;
+constexpr int W_TILE = 4;                           // rows of W and of x whose products are summed side by side
+constexpr int X_TILE = 3;                           // W_TILE · X_TILE accumulators fit the registers
+constexpr int X_BLOCK = 96;                         // rows of x that stay in the second cache
+
+struct Matrix {
+    const uint8_t* data;  // null where there is none
+    const float* bias;    // or null
+    int64_t rows, cols;   // of W
+    int32_t format;
+};
+
+struct Product {
+    const Matrix* w;
+    const float* x;  // [n, padded]: rows of whole groups, zeros after the width
+    float* y;        // [n, stride]
+    int64_t n, padded, stride;
+};
+
+inline int64_t in_groups(int64_t width) { return (width + GROUP - 1) / GROUP; }
+
+// One span of one row of W against one row of x.
+template <class F, int R>
+inline void spans_alone(const uint8_t* const* rows, const float* x, int64_t from, int64_t to, float* sums) {
+    Vec acc[R];
+    for (int r = 0; r < R; r++) acc[r] = zero();
+    for (int64_t i = from; i < to; i++) {
+        for (int r = 0; r < R; r++) {
+            Vec w[PARTS];
+            F::expand(rows[r], i, w);
+            for (int j = 0; j < PARTS; j++) acc[r] = fma(w[j], load(x + i * GROUP + j * LANES), acc[r]);
+        }
+    }
+    for (int r = 0; r < R; r++) sums[r] += total(acc[r]);
+}
+
+// The same of C rows of x, with W expanded before: [R, SPAN].
+template <int R, int C>
+inline void spans_tiled(const float* w, const float* x, int64_t padded, int64_t groups, float* sums) {
+    Vec acc[R][C];
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < C; c++) acc[r][c] = zero();
+    for (int64_t k = 0; k < groups * GROUP; k += LANES) {
+        Vec v[C];
+        for (int c = 0; c < C; c++) v[c] = load(x + c * padded + k);
+        for (int r = 0; r < R; r++) {
+            Vec u = load(w + r * SPAN + k);
+            for (int c = 0; c < C; c++) acc[r][c] = fma(u, v[c], acc[r][c]);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < C; c++) sums[r * X_TILE + c] += total(acc[r][c]);
+}
+
+template <int R>
+inline void spans_of(int c, const float* w, const float* x, int64_t padded, int64_t groups, float* sums) {
+    switch (c) {
+        case 1: return spans_tiled<R, 1>(w, x, padded, groups, sums);
+        case 2: return spans_tiled<R, 2>(w, x, padded, groups, sums);
+        case 3: return spans_tiled<R, 3>(w, x, padded, groups, sums);
+    }
+}
+
+// Group i of a row, with zeros after the row's end. Only single numbers can end within a group.
+template <class F>
+inline void expand_padded(const uint8_t* row, int64_t i, int64_t width, Vec* out) {
+    if (F::SIZE != 1 || (i + 1) * GROUP <= width) return F::expand(row, i, out);
+    alignas(32) uint8_t last[GROUP * 4] = {0};
+    std::memcpy(last, row + i * GROUP * F::BYTES, static_cast<size_t>((width - i * GROUP) * F::BYTES));
+    F::expand(last, 0, out);
+}
+
+template <class F>
+inline int64_t row_bytes(int64_t width) { return width / F::SIZE * F::BYTES; }
+
+// Rows from..to of W for every row of x.
+template <class F>
+inline void product_rows_of(const Product& p, int64_t from, int64_t to) {
+    const Matrix& m = *p.w;
+    const int64_t bytes = row_bytes<F>(m.cols), groups = in_groups(m.cols), whole = m.cols / GROUP;
+    alignas(64) float expanded[W_TILE * SPAN];
+    for (int64_t r = from; r < to; r += W_TILE) {
+        const int n = static_cast<int>(std::min<int64_t>(W_TILE, to - r));
+        const uint8_t* rows[W_TILE];
+        for (int k = 0; k < W_TILE; k++) rows[k] = m.data + (r + std::min(k, n - 1)) * bytes;
+        if (p.n == 1 && whole == groups && n == W_TILE) {
+            float sums[W_TILE] = {0};
+            for (int64_t g = 0; g < groups; g += SPAN_GROUPS)
+                spans_alone<F, W_TILE>(rows, p.x, g, std::min(g + SPAN_GROUPS, groups), sums);
+            for (int k = 0; k < n; k++) p.y[r + k] = sums[k] + (m.bias ? m.bias[r + k] : 0.0f);
+            continue;
+        }
+        for (int64_t first = 0; first < p.n; first += X_BLOCK) {
+            const int64_t last = std::min(first + X_BLOCK, p.n);
+            static thread_local std::vector<float> sums;
+            sums.assign(static_cast<size_t>((last - first + X_TILE) * W_TILE), 0.0f);
+            for (int64_t g = 0; g < groups; g += SPAN_GROUPS) {
+                const int64_t stop = std::min(g + SPAN_GROUPS, groups);
+                for (int k = 0; k < W_TILE; k++) {
+                    for (int64_t i = g; i < stop; i++) {
+                        Vec w[PARTS];
+                        expand_padded<F>(rows[k], i, m.cols, w);
+                        for (int j = 0; j < PARTS; j++) store(expanded + k * SPAN + (i - g) * GROUP + j * LANES, w[j]);
+                    }
+                }
+                for (int64_t c = first; c < last; c += X_TILE) {
+                    const int some = static_cast<int>(std::min<int64_t>(X_TILE, last - c));
+                    spans_of<W_TILE>(some, expanded, p.x + c * p.padded + g * GROUP, p.padded, stop - g,
+                                     sums.data() + (c - first) * W_TILE);
+                }
+            }
+            for (int64_t c = first; c < last; c++) {
+                const float* tile = sums.data() + ((c - first) / X_TILE) * X_TILE * W_TILE + (c - first) % X_TILE;
+                for (int k = 0; k < n; k++)
+                    p.y[c * p.stride + r + k] = tile[k * X_TILE] + (m.bias ? m.bias[r + k] : 0.0f);
+            }
+        }
+    }
+}
+
+// The number that a GGUF gives each format (ggml_type).
+enum Format : int32_t {
+    FORMAT_F32 = 0, FORMAT_F16 = 1, FORMAT_Q4_0 = 2, FORMAT_Q4_1 = 3, FORMAT_Q5_0 = 6, FORMAT_Q5_1 = 7,
+    FORMAT_Q8_0 = 8, FORMAT_Q4_K = 12, FORMAT_Q5_K = 13, FORMAT_Q6_K = 14, FORMAT_BF16 = 30,
+};
+
+// Call `f` with the format's type; false where there is none.
+template <class Call>
+inline bool with_format(int32_t format, Call&& f) {
+    switch (format) {
+        case FORMAT_F32: f(F32{}); return true;
+        case FORMAT_F16: f(F16{}); return true;
+        case FORMAT_BF16: f(BF16{}); return true;
+        case FORMAT_Q4_0: f(Q4_0{}); return true;
+        case FORMAT_Q4_1: f(Q4_1{}); return true;
+        case FORMAT_Q5_0: f(Q5_0{}); return true;
+        case FORMAT_Q5_1: f(Q5_1{}); return true;
+        case FORMAT_Q8_0: f(Q8_0{}); return true;
+        case FORMAT_Q4_K: f(Q4_K{}); return true;
+        case FORMAT_Q5_K: f(Q5_K{}); return true;
+        case FORMAT_Q6_K: f(Q6_K{}); return true;
+        default: return false;
+    }
+}
+
+inline void product_rows(const Product& p, int64_t from, int64_t to) {
+    with_format(p.w->format, [&](auto f) { product_rows_of<decltype(f)>(p, from, to); });
+}
+
+// Up to three products that can be computed side by side: their rows are handed out as if they were one matrix's.
+struct Products {
+    Product of[3];
+    int count;
+};
+
+inline void products_rows(const void* what, int64_t from, int64_t to) {
+    const Products& all = *static_cast<const Products*>(what);
+    int64_t start = 0;
+    for (int i = 0; i < all.count; i++) {
+        const int64_t rows = all.of[i].w->rows;
+        const int64_t a = std::max(from - start, int64_t{0}), b = std::min(to - start, rows);
+        if (a < b) product_rows(all.of[i], a, b);
+        start += rows;
+    }
+}
+
+inline void run(Pool& pool, const Products& products) {
+    int64_t rows = 0;
+    for (int i = 0; i < products.count; i++) rows += products.of[i].w->rows;
+    // Some pieces for each thread, so that one that is held up does not hold up the others.
+    const int64_t step = std::max<int64_t>(16, (rows / (pool.threads() * 8) + 15) / 16 * 16);
+    pool.run(products_rows, &products, rows, pool.threads() == 1 ? rows : step);
+}
+
+}  // namespace cutaway

@@ -1,0 +1,149 @@
+"""A weight that stays as its file has it: half floats, or blocks of 8, 6, 5 or 4 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from cutaway.kernels.layout import Matrix
+from cutaway.kernels.library import NativeLibrary, library
+
+# A GGUF's number of a format (ggml_type) → numbers in a block, and its bytes.
+FORMATS = {
+    0: (1, 4),  # F32
+    1: (1, 2),  # F16
+    30: (1, 2),  # BF16
+    2: (32, 18),  # Q4_0
+    3: (32, 20),  # Q4_1
+    6: (32, 22),  # Q5_0
+    7: (32, 24),  # Q5_1
+    8: (32, 34),  # Q8_0
+    12: (256, 144),  # Q4_K
+    13: (256, 176),  # Q5_K
+    14: (256, 210),  # Q6_K
+}
+
+
+class Stored(Tensor):
+    """An fp32 matrix in the form that it is stored in. It has no gradient of its own.
+
+    Products and look-ups of rows read the stored form; anything else gets the numbers that it stands for, made anew
+    each time. [rows, cols]
+    """
+
+    raw: Tensor
+    format: int
+    matrix: Matrix
+    native: NativeLibrary
+
+    @staticmethod
+    def __new__(cls, raw: Tensor, format: int, cols: int) -> Stored:  # type: ignore[misc]
+        """A matrix over bytes.
+
+        Args:
+            raw: the bytes of each row. uint8 [rows, bytes]
+            format: how they are to be read, as a GGUF numbers it: one of ``FORMATS``.
+            cols: numbers in a row.
+        """
+        size, n_bytes = FORMATS[format]
+        if raw.dtype is not torch.uint8 or raw.dim() != 2 or cols % size or raw.shape[1] != cols // size * n_bytes:
+            raise ValueError(f"{list(raw.shape)} bytes are not rows of {cols} numbers of format {format}")
+        native = library()
+        if native is None:
+            raise ValueError("stored weights need the native library")
+        self: Stored = Tensor._make_wrapper_subclass(cls, (raw.shape[0], cols), dtype=torch.float32, device="cpu")
+        self.raw = raw.contiguous()
+        self.format = format
+        self.native = native
+        self.matrix = Matrix(data=self.raw.data_ptr(), rows=raw.shape[0], cols=cols, format=format)
+        return self
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        return self.raw.nbytes
+
+    def dense(self) -> Tensor:
+        """The numbers, as fp32."""
+        return self.native.expand(self.matrix)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Stored:
+        twin = stored_matrix(self.raw.clone(), self.format, self.shape[1])
+        return nn.Parameter(twin, requires_grad=False) if isinstance(self, nn.Parameter) else twin  # type: ignore[return-value]
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return stored_matrix, (self.raw, self.format, self.shape[1])
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"Stored({list(self.shape)}, format={self.format})"
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Products and look-ups, from the stored form."""
+        named = dict(kwargs or {})
+        if func is torch._has_compatible_shallow_copy_type:
+            return False  # a module that changes its numbers' type gets a new parameter
+        if func is Tensor.data.__set__:  # type: ignore[attr-defined]
+            raise TypeError("stored weights cannot be written to; load with dtype='float32'")
+        if func is F.linear and not named and len(args) in (2, 3) and isinstance(args[1], Stored):
+            return _linear(args[0], args[1], args[2] if len(args) == 3 else None)
+        plain = not named.get("max_norm")  # with one, looking up would change the table
+        if func is F.embedding and plain and len(args) == 2 and isinstance(args[1], Stored):
+            return args[1].native.expand(args[1].matrix, args[0])
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **named)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[Any, Any] | None = None
+    ) -> Any:
+        """Anything else, with its numbers."""
+        if func is torch.ops.aten.detach.default:
+            it = args[0]
+            return stored_matrix(it.raw, it.format, it.shape[1])
+        args, named = tree_map_only(Stored, Stored.dense, (args, kwargs or {}))
+        return func(*args, **named)
+
+
+def stored_matrix(raw: Tensor, format: int, cols: int) -> Stored:
+    """A matrix over bytes. uint8 [rows, bytes] → [rows, cols]
+
+    Raises:
+        ValueError: there are not as many bytes as that.
+    """
+    return Stored(raw, format, cols)  # type: ignore[call-arg]
+
+
+def _linear(x: Tensor, weight: Stored, bias: Tensor | None) -> Tensor:
+    if not _plain(x) or (torch.is_grad_enabled() and any(t.requires_grad for t in (x, bias) if t is not None)):
+        return F.linear(x, weight.dense().to(x), bias)
+    y = weight.native.product(x, weight.matrix)
+    return y if bias is None else y + bias
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``F.linear`` by the native library, where there is one and nobody wants gradients. A row's result does not
+    depend on how many there are. [..., cols] → [..., rows]
+    """
+    native = library()
+    plain = native is not None and _plain(x) and _plain(weight) and weight.is_contiguous()
+    if isinstance(weight, Stored) or not plain or torch.is_grad_enabled():
+        return F.linear(x, weight, bias)
+    assert native is not None
+    y = native.product(x, Matrix(data=weight.data_ptr(), rows=weight.shape[0], cols=weight.shape[1], format=0))
+    return y if bias is None else y + bias
+
+
+def _plain(x: Tensor) -> bool:
+    return x.dtype is torch.float32 and x.device.type == "cpu"

@@ -1,0 +1,216 @@
+"""A fused block is the readable block: every family, every kind of cache, every way to split a text."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import cutaway
+from cutaway.generation.session import Session
+from cutaway.models import Transformer
+from cutaway.models.fused import FusedBlock, why_not
+from cutaway.modules.linear import Linear
+from tests.reference import tiny, tiny_encoders
+
+BOUND = 1e-4  # what is promised against the reference
+
+
+def pair(name: str) -> tuple[Transformer, Transformer]:
+    """The model with the native library, and the same without it."""
+    plain = tiny.transformer(name)
+    fused = copy.deepcopy(plain)
+    assert fused.use_kernels()
+    return fused, plain
+
+
+def n_fused(model: Transformer) -> int:
+    runners = [*(model.decoder.runners or ()), *(model.encoder.runners or ())]
+    return sum(isinstance(runner, FusedBlock) for runner in runners)
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max())
+
+
+@pytest.mark.parametrize("name", tiny.CASES)
+@torch.no_grad()
+def test_one_pass(name: str) -> None:
+    fused, plain = pair(name)
+    ids = tiny.ids(2, 40)
+    assert apart(fused(ids), plain(ids)) <= BOUND
+    positions = torch.arange(40).expand(2, -1).clone()
+    positions[1, 23:] = -1  # ragged
+    there = positions >= 0
+    assert apart(fused(ids, positions)[there], plain(ids, positions)[there]) <= BOUND
+
+
+def test_which_are_fused() -> None:
+    """What runs as before is known by name: a model that quietly took the slower way would be a fault."""
+    left = {name: {why_not(layer) for layer in tiny.transformer(name).spec.decoder.layers} for name in tiny.FAMILIES}
+    bias = {"a bias or vectors by distance"}
+    assert {name: why for name, why in left.items() if why != {""}} == {
+        "bloom": bias,
+        "falcon-rw": bias,
+        "mpt": bias,
+        "mixtral-window": {"experts"},
+        "qwen3-moe-listed": {"experts", ""},  # layers without experts among those with
+    }
+    for name, why in left.items():
+        layers = tiny.transformer(name).spec.decoder.layers
+        assert n_fused(pair(name)[0]) == sum(not why_not(layer) for layer in layers), why
+
+
+@pytest.mark.parametrize("kv_dtype", [None, "int8"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "mistral-window", "phi-qk-norm", "gpt-neox"])
+def test_cached(name: str, kv_dtype: Any) -> None:
+    """Splits, ragged rows, rewinds and rows picked out; a ring that is read beside what it will hold."""
+    fused, plain = pair(name)
+    fused.warned_length = plain.warned_length = True
+    random = torch.Generator().manual_seed(3)
+
+    def tokens(n: int) -> list[int]:
+        return torch.randint(3, 60, (n,), generator=random).tolist()
+
+    sessions = [Session(model, 2, capacity=4, kv_dtype=kv_dtype) for model in (fused, plain)]
+    for lengths in ((9, 4), (1, 1), (1, 0), (3, 7), (20, 1), (1, 1)):
+        rows = [tokens(n) for n in lengths]
+        got = [session.feed(rows) for session in sessions]
+        live = [i for i, n in enumerate(lengths) if n]
+        # Eight bits: a last bit of a key may turn a code over.
+        assert apart(got[0][live], got[1][live]) <= (0.2 if kv_dtype else BOUND)
+    for session in sessions:
+        session.rewind([12, 9])
+        session.select([1, 0, 1])
+    rows = [tokens(2), tokens(3), tokens(1)]
+    got = [session.feed(rows) for session in sessions]
+    assert apart(got[0], got[1]) <= (0.2 if kv_dtype else BOUND)
+
+
+def test_long_passes_through_a_ring() -> None:
+    """Longer than window and slack: the ring is read before it is written."""
+    fused, plain = pair("mistral-window")
+    fused.warned_length = plain.warned_length = True
+    text = torch.randint(3, 60, (700,), generator=torch.Generator().manual_seed(0)).tolist()
+    sessions = [Session(model) for model in (fused, plain)]
+    for piece in (text[:20], text[20:650], text[650:]):
+        got = [session.feed([piece]) for session in sessions]
+        assert apart(*got) <= BOUND
+
+
+@pytest.mark.parametrize("name", tiny_encoders.FAMILIES)
+@torch.no_grad()
+def test_encoders(name: str, tmp_path: Path) -> None:
+    fused = cutaway.load(tiny_encoders.write(tiny_encoders.config(name), tmp_path)).transformer
+    plain = copy.deepcopy(fused)
+    plain.use_kernels(False)
+    assert n_fused(fused) == len(plain.spec.encoder.layers)
+    ids = torch.randint(5, 60, (3, 17), generator=torch.Generator().manual_seed(0))
+    positions = torch.arange(17).expand(3, -1).clone()
+    positions[1, 9:] = -1
+    there = positions >= 0
+    assert apart(fused.hidden(ids, positions)[there], plain.hidden(ids, positions)[there]) <= BOUND
+
+
+@torch.no_grad()
+def test_the_same_bits_in_any_company() -> None:
+    """With nothing asked for: a row alone, among others, in pieces, and on one thread or two."""
+    fused, _ = pair("llama")
+    fused.warned_length = True
+    text = torch.randint(3, 60, (90,), generator=torch.Generator().manual_seed(0)).tolist()
+    threads = torch.get_num_threads()
+
+    def last(others: list[list[int]], cuts: list[int]) -> Tensor:
+        rows = [text, *others]
+        session = Session(fused, len(rows), capacity=128)
+        for start, stop in zip([0, *cuts], [*cuts, 90], strict=True):
+            out = session.feed([row[start:stop] for row in rows])
+        return out[0]
+
+    try:
+        alone = last([], [])
+        for n in (1, 2):
+            torch.set_num_threads(n)
+            for cuts in ([30], [1, 2, 3, 50], list(range(1, 90))):
+                assert torch.equal(last([], cuts), alone)
+                assert torch.equal(last([text[5:70], text[:1]], cuts), alone)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_who_watches_gets_the_readable_block() -> None:
+    fused, plain = pair("llama")
+    ids = tiny.ids(1, 9)
+    loss = fused(ids).square().mean()  # gradients are wanted
+    loss.backward()
+    assert next(iter(fused.parameters())).grad is not None
+    seen = []
+    layer = fused.decoder.layers[1]
+    handle = layer.register_forward_hook(lambda *_: seen.append("block"))
+    inner = next(module for module in layer.modules() if isinstance(module, Linear))
+    with torch.no_grad():
+        fused(ids)
+        handle.remove()
+        inner.register_forward_hook(lambda *_: seen.append("product"))
+        fused(ids)
+    assert seen == ["block", "product"]
+    with torch.no_grad():
+        assert apart(fused(ids), plain(ids)) <= BOUND
+
+
+@torch.no_grad()
+def test_weights_that_change() -> None:
+    """In place, or for others."""
+    fused, plain = pair("llama")
+    ids = tiny.ids(1, 9)
+    before = fused(ids)
+    for model in (fused, plain):
+        for parameter in model.parameters():
+            parameter.mul_(1.01)
+    assert apart(fused(ids), plain(ids)) <= BOUND
+    assert apart(fused(ids), before) > BOUND
+    other = tiny.transformer("llama")
+    fused.load_state_dict(other.state_dict(), assign=True)
+    assert apart(fused(ids), other(ids)) <= BOUND
+    for model in (fused, other):
+        body = model.decoder.layers[0].branches["attn"].body
+        body.q.weight.data = body.q.weight.data * 2
+    assert apart(fused(ids), other(ids)) <= BOUND
+
+
+@torch.no_grad()
+def test_other_numbers_than_floats(tmp_path: Path) -> None:
+    """In half precision, and in training, the plain blocks run."""
+    model = tiny.transformer("llama").to(torch.bfloat16)
+    assert not model.use_kernels()
+    assert model(tiny.ids(1, 5)).dtype is torch.bfloat16
+    fused, _ = pair("llama")
+    fused.to(torch.bfloat16)
+    assert fused(tiny.ids(1, 5)).dtype is torch.bfloat16
+
+
+def test_switched_off() -> None:
+    fused, plain = pair("llama")
+    fused.use_kernels(False)
+    assert fused.decoder.runners is None
+    with torch.no_grad():
+        assert torch.equal(fused(tiny.ids(1, 9)), plain(tiny.ids(1, 9)))
+
+
+@torch.no_grad()
+def test_no_tokens_and_nothing_but_pads() -> None:
+    fused, plain = pair("llama")
+    assert fused(torch.empty(1, 0, dtype=torch.long)).shape == (1, 0, 64)
+    ids, positions = tiny.ids(2, 3), torch.tensor([[-1, -1, -1], [0, 1, -1]])
+    there = positions >= 0
+    assert apart(fused(ids, positions)[there], plain(ids, positions)[there]) <= BOUND
+    session = Session(fused, 2)
+    session.feed([[5], [6, 7]])
+    session.feed([[], [8]])
+    other = Session(plain, 2)
+    other.feed([[5], [6, 7]])
+    assert apart(session.feed([[1], [2]]), (other.feed([[], [8]]), other.feed([[1], [2]]))[1]) <= BOUND
