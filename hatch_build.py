@@ -22,7 +22,8 @@ class NativeKernels(BuildHookInterface):  # type: ignore[misc]
             return
         # By its path: importing the package would import torch, which a build does not have.
         spec = importlib.util.spec_from_file_location("compiling", Path(self.root) / COMPILING)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         compiling = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(compiling)
         why = compiling.compile_library()

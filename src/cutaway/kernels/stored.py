@@ -42,7 +42,7 @@ class Stored(Tensor):
     native: NativeLibrary
 
     @staticmethod
-    def __new__(cls, raw: Tensor, format: int, cols: int) -> Stored:  # type: ignore[misc]
+    def __new__(cls, raw: Tensor, format: int, cols: int) -> Stored:
         """A matrix over bytes.
 
         Args:
@@ -56,17 +56,14 @@ class Stored(Tensor):
         native = library()
         if native is None:
             raise ValueError("stored weights need the native library")
-        self: Stored = Tensor._make_wrapper_subclass(cls, (raw.shape[0], cols), dtype=torch.float32, device="cpu")
+        self: Stored = Tensor._make_wrapper_subclass(
+            cls, (raw.shape[0], cols), dtype=torch.float32, device=torch.device("cpu")
+        )
         self.raw = raw.contiguous()
         self.format = format
         self.native = native
         self.matrix = Matrix(data=self.raw.data_ptr(), rows=raw.shape[0], cols=cols, format=format)
         return self
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in memory."""
-        return self.raw.nbytes
 
     def dense(self) -> Tensor:
         """The numbers, as fp32."""
@@ -94,7 +91,7 @@ class Stored(Tensor):
         named = dict(kwargs or {})
         if func is torch._has_compatible_shallow_copy_type:
             return False  # a module that changes its numbers' type gets a new parameter
-        if func is Tensor.data.__set__:  # type: ignore[attr-defined]
+        if func == Tensor.data.__set__:  # type: ignore[attr-defined]
             raise TypeError("stored weights cannot be written to; load with dtype='float32'")
         if func is F.linear and not named and len(args) in (2, 3) and isinstance(args[1], Stored):
             return _linear(args[0], args[1], args[2] if len(args) == 3 else None)
@@ -122,7 +119,7 @@ def stored_matrix(raw: Tensor, format: int, cols: int) -> Stored:
     Raises:
         ValueError: there are not as many bytes as that.
     """
-    return Stored(raw, format, cols)  # type: ignore[call-arg]
+    return Stored(raw, format, cols)
 
 
 def _linear(x: Tensor, weight: Stored, bias: Tensor | None) -> Tensor:
