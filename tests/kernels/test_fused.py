@@ -13,7 +13,8 @@ from torch import Tensor
 import cutaway
 from cutaway.generation.session import Session
 from cutaway.models import Transformer
-from cutaway.models.fused import FusedBlock, why_not
+from cutaway.models.fused import FusedStack
+from cutaway.models.laid_out import why_not
 from cutaway.modules.linear import Linear
 from tests.reference import tiny, tiny_encoders
 
@@ -29,8 +30,8 @@ def pair(name: str) -> tuple[Transformer, Transformer]:
 
 
 def n_fused(model: Transformer) -> int:
-    runners = [*(model.decoder.runners or ()), *(model.encoder.runners or ())]
-    return sum(isinstance(runner, FusedBlock) for runner in runners)
+    stacks = (model.decoder.whole, model.encoder.whole)
+    return sum(laid is not None for stack in stacks if isinstance(stack, FusedStack) for laid in stack.known)
 
 
 def apart(a: Tensor, b: Tensor) -> float:
@@ -196,7 +197,7 @@ def test_other_numbers_than_floats(tmp_path: Path) -> None:
 def test_switched_off() -> None:
     fused, plain = pair("llama")
     fused.use_kernels(False)
-    assert fused.decoder.runners is None
+    assert fused.decoder.whole is None
     with torch.no_grad():
         assert torch.equal(fused(tiny.ids(1, 9)), plain(tiny.ids(1, 9)))
 

@@ -6,22 +6,23 @@ the choice is the same for all multiples of four; this asks the machine itself, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cutaway.cache.mask import plan_mask
 from cutaway.errors import RequestError
 from cutaway.models import Transformer
+from cutaway.models.fused import FusedStack
 from cutaway.models.head import Head
 from cutaway.modules.activation import ACTIVATIONS
-from cutaway.modules.linear import Linear
+from cutaway.modules.block import Block
+from cutaway.modules.linear import Linear, Product
 from cutaway.modules.score import Attending
 from cutaway.modules.steady import ROWS, filled, steady
 from cutaway.modules.tap import Tap
-from cutaway.spec import AttentionSpec, MaskRule, MlpSpec, ModelSpec, MoeSpec
+from cutaway.spec import AttentionSpec, BlockSpec, MaskRule, MlpSpec, MoeSpec
 
 SOME = (4, 8, 12, 20, 64, 260)  # rows that are computed alone in the trial
 MOST = 512  # and together: as many as a piece of a prompt has
@@ -45,18 +46,18 @@ def promise(model: Transformer) -> None:
 @torch.no_grad()
 def _tried(model: Transformer) -> str:
     """What goes wrong, in words; empty if nothing does."""
-    for body in _bodies(model.spec):
+    for body in _bodies(layer for stack in model.spec.stacks.values() for layer in stack.layers):
         if isinstance(body, MoeSpec):
             return "experts take whichever tokens come together, so that their sums depend on the company"
     random = torch.Generator().manual_seed(0)
-    for name, weight, bias, most in _products(model):
+    for name, product, weight, bias, most in _products(model):
         x = torch.randn(most, weight.shape[1], generator=random).to(weight)
-        whole = F.linear(x, weight, bias)
-        if any(not torch.equal(F.linear(x[:n], weight, bias), whole[:n]) for n in SOME if n < most):
+        whole = product(x, weight, bias)
+        if any(not torch.equal(product(x[:n], weight, bias), whole[:n]) for n in SOME if n < most):
             return (
                 f"this machine adds up {name} ({weight.shape[0]} × {weight.shape[1]}) in an order that depends on rows"
             )
-    for body in _bodies(model.spec):
+    for body in _bodies(block.spec for block in _readable(model)):
         if isinstance(body, MlpSpec) and not _curve_is_steady(body, random, model):
             return f"this machine computes {body.activation} of {body.d_ff} numbers in a way that depends on rows"
         if isinstance(body, AttentionSpec) and not _attention_is_steady(body, random, model):
@@ -64,10 +65,18 @@ def _tried(model: Transformer) -> str:
     return ""
 
 
-def _bodies(spec: ModelSpec) -> Iterator[object]:
+def _readable(model: Transformer) -> Iterator[Block]:
+    """The blocks that run as they are written: the native library's sums know no company."""
+    for stack in (model.encoder, model.decoder):
+        known = stack.whole.known if isinstance(stack.whole, FusedStack) else [None] * len(stack.layers)
+        for block, laid_out in zip(stack.layers, known, strict=True):
+            if isinstance(block, Block) and laid_out is None:
+                yield block
+
+
+def _bodies(layers: Iterable[BlockSpec]) -> Iterator[object]:
     """Each distinct branch's body."""
-    layers = dict.fromkeys(layer for stack in spec.stacks.values() for layer in stack.layers)
-    yield from dict.fromkeys(branch.body for layer in layers for branch in layer.branches)
+    yield from dict.fromkeys(branch.body for layer in dict.fromkeys(layers) for branch in layer.branches)
 
 
 def unembedded(model: Transformer, rows: Tensor, tap: Tap | None = None) -> Tensor:
@@ -77,16 +86,17 @@ def unembedded(model: Transformer, rows: Tensor, tap: Tap | None = None) -> Tens
     return torch.cat([unembedded(model, piece, tap) for piece in rows.split(HEAD_MOST)])
 
 
-def _products(model: Transformer) -> Iterator[tuple[str, Tensor, Tensor | None, int]]:
-    """One matrix of each shape, with its bias, and how many rows to try."""
+def _products(model: Transformer) -> Iterator[tuple[str, Product, Tensor, Tensor | None, int]]:
+    """One matrix of each shape, how it is multiplied by, its bias, and how many rows to try."""
     seen: set[tuple[torch.Size, bool]] = set()
-    for name, module in model.named_modules():
-        if isinstance(module, Linear) and (module.weight.shape, module.bias is None) not in seen:
-            seen.add((module.weight.shape, module.bias is None))
-            yield name, module.weight, module.bias, MOST
+    for block in _readable(model):
+        for name, module in block.named_modules():
+            if isinstance(module, Linear) and (module.weight.shape, module.bias is None) not in seen:
+                seen.add((module.weight.shape, module.bias is None))
+                yield name, module.product, module.weight, module.bias, MOST
     if isinstance(model.head, Head):
         weight = model.embed.table if model.head.weight is None else model.head.weight
-        yield "the head", weight, model.head.bias, HEAD_MOST
+        yield "the head", model.head.product, weight, model.head.bias, HEAD_MOST
 
 
 def _curve_is_steady(spec: MlpSpec, random: torch.Generator, model: Transformer) -> bool:

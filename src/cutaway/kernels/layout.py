@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
 
@@ -114,8 +114,35 @@ class Keys(_Struct):
     )
 
 
+class Group(_Struct):
+    """What layers with the same positions, slots and angles share in a pass."""
+
+    _fields_ = (
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("slots", c_void_p),
+        ("count", c_int64),
+        ("positions", c_void_p),
+    )
+
+
+class Layer(_Struct):
+    """A block, and where its keys and values are written and read."""
+
+    _fields_ = (
+        ("block", POINTER(Block)),
+        ("k", c_void_p),
+        ("v", c_void_p),
+        ("row", c_int64),
+        ("head", c_int64),
+        ("slot", c_int64),
+        ("keys", Keys),
+        ("group", c_int64),
+    )
+
+
 class Pass(_Struct):
-    """What a pass gives a block beside its weights."""
+    """Tokens, and the stream before and after."""
 
     _fields_ = (
         ("x", c_void_p),
@@ -124,20 +151,11 @@ class Pass(_Struct):
         ("places", c_void_p),
         ("rows", c_void_p),
         ("positions", c_void_p),
-        ("cos", c_void_p),
-        ("sin", c_void_p),
-        ("slots", c_void_p),
-        ("k", c_void_p),
-        ("v", c_void_p),
-        ("row", c_int64),
-        ("head", c_int64),
-        ("slot", c_int64),
         ("batch", c_int64),
-        ("keys", Keys),
         ("q", c_void_p),
         ("half", c_int64),
     )
 
 
-STRUCTS = (Matrix, Norm, Attention, Feedforward, Branch, Block, Pass)
+STRUCTS = (Matrix, Norm, Attention, Feedforward, Branch, Block, Group, Layer, Pass)
 CURVES = ("relu", "relu2", "gelu", "gelu_tanh", "silu", "tanh")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
-from ctypes import POINTER, byref, c_int, c_int64, c_void_p
+from ctypes import POINTER, Array, byref, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cutaway.kernels.compiling import LIBRARY, sources_hash
-from cutaway.kernels.layout import STRUCTS, Block, Matrix, Pass
+from cutaway.kernels.layout import STRUCTS, Group, Layer, Matrix, Pass
 
 OTHER_SOURCES = "it was built from other sources than those that lie beside it: install cutaway again"
 
@@ -42,11 +42,11 @@ class NativeLibrary:
         lib.cutaway_sizes(sizes)
         if list(sizes) != [ctypes.sizeof(struct) for struct in STRUCTS]:
             raise OSError(OTHER_SOURCES)
-        self._product, self._expand, self._block = lib.cutaway_product, lib.cutaway_expand, lib.cutaway_block
+        self._product, self._expand, self._layers = lib.cutaway_product, lib.cutaway_expand, lib.cutaway_layers
         self._product.argtypes = (POINTER(Matrix), c_void_p, c_void_p, c_int64, c_int)
         self._expand.argtypes = (POINTER(Matrix), c_void_p, c_void_p, c_int64, c_int)
-        self._block.argtypes = (POINTER(Block), POINTER(Pass), c_int)
-        for function in (self._product, self._expand, self._block):
+        self._layers.argtypes = (POINTER(Pass), POINTER(Layer), c_int64, POINTER(Group), c_int)
+        for function in (self._product, self._expand, self._layers):
             function.restype = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -78,9 +78,9 @@ class NativeLibrary:
         self._expand(byref(matrix), rows.data_ptr(), y.data_ptr(), rows.numel(), torch.get_num_threads())
         return y
 
-    def block(self, block: Block, inputs: Pass) -> None:
-        """A whole block over a pass."""
-        self._block(byref(block), byref(inputs), torch.get_num_threads())
+    def layers(self, given: Pass, layers: Array[Layer], groups: Array[Group]) -> None:
+        """Whole blocks over a pass, one after the other."""
+        self._layers(byref(given), layers, len(layers), groups, torch.get_num_threads())
 
 
 @cache

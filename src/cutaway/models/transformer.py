@@ -14,7 +14,7 @@ from cutaway.errors import RequestError
 from cutaway.kernels import Stored, library, multiply
 from cutaway.models.batch import check_limit, check_positions
 from cutaway.models.compiled import compiled_blocks
-from cutaway.models.fused import fused_blocks
+from cutaway.models.fused import FusedStack
 from cutaway.models.head import Classifier, Head, Pooler
 from cutaway.modules.attention import How
 from cutaway.modules.block import Block
@@ -266,6 +266,7 @@ class Transformer(nn.Module):
         self._multiply(F.linear)
         for stack in (self.encoder, self.decoder):
             blocks = [block for block in stack.layers if isinstance(block, Block)]
+            stack.whole = None
             stack.runners = [*compiled_blocks(blocks, **options)] if enabled else None
 
     def use_kernels(self, enabled: bool = True) -> bool:
@@ -280,7 +281,8 @@ class Transformer(nn.Module):
         fits = enabled and native is not None and self.device.type == "cpu" and self.dtype is torch.float32
         for stack in (self.encoder, self.decoder):
             blocks = [block for block in stack.layers if isinstance(block, Block)]
-            stack.runners = fused_blocks(blocks, native) if fits and native is not None else None
+            stack.runners = None
+            stack.whole = FusedStack(blocks, native) if fits and native is not None and blocks else None
         self._multiply(multiply if fits else F.linear)
         return fits
 

@@ -19,6 +19,7 @@ from cutaway.shapes import Positions, Stream
 from cutaway.spec import StackSpec
 
 Runner: TypeAlias = Callable[[Stream, LayerInputs, Tap | None], Stream]
+Whole: TypeAlias = Callable[[Stream, Cache, Callable[[int], LayerInputs]], Stream]
 
 
 class Stack(nn.Module):
@@ -39,6 +40,8 @@ class Stack(nn.Module):
         self.biases = nn.ModuleList(ScoreBias(bias, n_heads) for bias, n_heads in kinds if bias is not None)
         # What is called in place of each layer, if anything is: see models.compiled.
         self.runners: list[Runner] | None = None
+        # What is called in place of all of them, if nobody looks: see models.fused.
+        self.whole: Whole | None = None
 
     def forward(
         self,
@@ -58,15 +61,19 @@ class Stack(nn.Module):
         biases = {
             (bias.spec, bias.n_heads): bias.table(x.device) for bias in self.biases if isinstance(bias, ScoreBias)
         }
-        runners: Iterable[Runner] = self.layers if self.runners is None else self.runners
-        for index, (run, spec) in enumerate(zip(runners, self.spec.layers, strict=True)):
-            rotary, bias = spec.attention.rotary, spec.attention.bias
-            turn, table = (
-                None if rotary is None else tables[rotary],
-                None if bias is None else biases[bias, spec.attention.n_heads],
-            )
-            inputs = LayerInputs(cache.layer(index), turn, table, how, cache.cross(index))
-            x = run(x, inputs, None if tap is None else tap.at(f"layers.{index}"))
+
+        def inputs(index: int) -> LayerInputs:
+            attention = self.spec.layers[index].attention
+            turn = None if attention.rotary is None else tables[attention.rotary]
+            bias = None if attention.bias is None else biases[attention.bias, attention.n_heads]
+            return LayerInputs(cache.layer(index), turn, bias, how, cache.cross(index))
+
+        if self.whole is not None and tap is None and self.spec.layers:
+            x = self.whole(x, cache, inputs)
+        else:
+            runners: Iterable[Runner] = self.layers if self.runners is None else self.runners
+            for index, run in enumerate(runners):
+                x = run(x, inputs(index), None if tap is None else tap.at(f"layers.{index}"))
         inner = None if tap is None else tap.at("norm")
         x = self.norm(x, inner) if isinstance(self.norm, Norm) else x
         if self.spec.dropout:

@@ -19,7 +19,7 @@ struct Keys {
     const float* v;
     int64_t k_row, k_head, k_slot;     // how far apart rows, heads and slots are
     int64_t v_row, v_head, v_slot;
-    int64_t count;                     // slots that are read
+    int64_t count;                     // slots that are read (filled in for each pass)
     const int64_t* positions;          // of the keys, −1 for none: [batch, count]
 };
 

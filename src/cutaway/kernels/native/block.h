@@ -46,22 +46,34 @@ struct Block {
     Branch branches[2];
 };
 
-// What a pass gives a block beside the stream. Tokens are those that are there: pads are left out.
+// What layers with the same positions, slots and angles share in a pass.
+struct Group {
+    const float* cos;               // [batch · query, pairs]
+    const float* sin;
+    const int64_t* slots;           // where each token's keys and values go
+    int64_t count;                  // slots that are read
+    const int64_t* positions;       // of the keys there, −1 for none: [batch, count]
+};
+
+// A block, and where its keys and values are written and read.
+struct Layer {
+    const Block* block;
+    float* k;                       // [batch, kv_head, slot, d_head], by strides
+    float* v;
+    int64_t row, head, slot;
+    Keys keys;
+    int64_t group;
+};
+
+// Tokens that are there: pads are left out.
 struct Pass {
     const float* x;                 // the stream: [batch · query, d_model]
-    float* y;                       // the stream after the block; pads are left as they are
+    float* y;                       // the stream after the last layer; pads are left as they are
     int64_t n;                      // tokens
     const int64_t* places;          // of each in the stream
     const int64_t* rows;            // of the batch
     const int64_t* positions;       // in its text
-    const float* cos;               // [batch · query, pairs]
-    const float* sin;
-    const int64_t* slots;           // where its keys and values go
-    float* k;                       // [batch, kv_head, slot, d_head]
-    float* v;
-    int64_t row, head, slot;        // strides of both
     int64_t batch;
-    Keys keys;                      // what is read
     float* q;                       // the turned queries, between the halves: [n, n_heads · d_head]
     int64_t half;                   // 1: up to keys and values; 2: from attention on; 0: all
 };
@@ -99,25 +111,18 @@ inline int64_t padded(int64_t width) { return in_groups(width) * GROUP; }
 
 class Runner {
   public:
-    Runner(Pool& pool, const Block& block, const Pass& pass) : pool_(pool), block_(block), pass_(pass) {}
+    Runner(Pool& pool, const Pass& pass, const Group* groups) : pool_(pool), pass_(pass), groups_(groups) {}
 
-    void run() {
-        const int64_t d = block_.d_model, n = pass_.n;
+    void run(const Layer* layers, int64_t count) {
+        const int64_t d = layers[0].block->d_model, n = pass_.n;
         x_ = claim(0, n * d);
         each(n, [&](int64_t i) { std::memcpy(x_ + i * d, pass_.x + pass_.places[i] * d, bytes(d)); });
-        read_ = claim(1, n * padded(d));
-        out_ = claim(2, n * d);
-        if (block_.parallel) {
-            start_ = claim(3, n * d);
-            std::memcpy(start_, x_, bytes(n * d));
-        }
-        for (int64_t b = 0; b < block_.n_branches; b++) {
-            const Branch& branch = block_.branches[b];
-            if (b == 0 || !block_.shared_norm) read(branch.pre, block_.parallel ? start_ : x_);
-            if (branch.kind == 0) attend(branch.attention);
-            else feed(branch.feedforward);
-            if (pass_.half == 1) return;
-            each(n, [&](int64_t i) { add(branch, i); });
+        find_blocks(layers, count);
+        for (int64_t i = 0; i < count; i++) {
+            layer_ = layers + i;
+            block_ = layer_->block;
+            group_ = groups_ + layer_->group;
+            run_block();
         }
         each(n, [&](int64_t i) { std::memcpy(pass_.y + pass_.places[i] * d, x_ + i * d, bytes(d)); });
     }
@@ -132,6 +137,36 @@ class Runner {
         return held[which].data();
     }
 
+    void run_block() {
+        const int64_t d = block_->d_model, n = pass_.n;
+        read_ = claim(1, n * padded(d));
+        out_ = claim(2, n * d);
+        if (block_->parallel) {
+            start_ = claim(3, n * d);
+            std::memcpy(start_, x_, bytes(n * d));
+        }
+        for (int64_t b = 0; b < block_->n_branches; b++) {
+            const Branch& branch = block_->branches[b];
+            if (b == 0 || !block_->shared_norm) read(branch.pre, block_->parallel ? start_ : x_);
+            if (branch.kind == 0) attend(branch.attention);
+            else feed(branch.feedforward);
+            if (pass_.half == 1) return;
+            each(n, [&](int64_t i) { add(branch, i); });
+        }
+    }
+
+    // Once for each group, not for each layer.
+    void find_blocks(const Layer* layers, int64_t count) {
+        int64_t n = 0;
+        for (int64_t i = 0; i < count; i++) n = std::max(n, layers[i].group + 1);
+        blocks_().resize(static_cast<size_t>(n * pass_.batch));
+        each(n * pass_.batch, [&](int64_t i) {
+            const Group& group = groups_[i / pass_.batch];
+            const int64_t row = i % pass_.batch;
+            blocks_()[static_cast<size_t>(i)].find(group.positions + row * group.count, group.count);
+        });
+    }
+
     // Small loops over tokens, side by side where there are many.
     template <class Call>
     void each(int64_t n, const Call& call) {
@@ -143,7 +178,7 @@ class Runner {
     }
 
     void read(const Norm& norm, const float* source) {
-        const int64_t d = block_.d_model, wide = padded(d);
+        const int64_t d = block_->d_model, wide = padded(d);
         each(pass_.n, [&](int64_t i) {
             normed(norm, source + i * d, read_ + i * wide, d);
             std::memset(read_ + i * wide + d, 0, bytes(wide - d));
@@ -151,7 +186,7 @@ class Runner {
     }
 
     void add(const Branch& branch, int64_t i) {
-        const int64_t d = block_.d_model;
+        const int64_t d = block_->d_model;
         float *y = out_ + i * d, *x = x_ + i * d;
         normed(branch.out, y, y, d);
         for (int64_t c = 0; c < d; c++) x[c] += branch.scale == 1.0f ? y[c] : y[c] * branch.scale;
@@ -172,12 +207,12 @@ class Runner {
         if (pass_.half == 1) return;
         float* z = claim(7, n * across_wide);
         mix(a, q, z, across, across_wide);
-        multiply({{&a.out, z, out_, n, across_wide, block_.d_model}});
+        multiply({{&a.out, z, out_, n, across_wide, block_->d_model}});
     }
 
     // Queries, turned; keys and values, written where they belong.
     void project(const Attention& a, float* q, float* k, float* v) {
-        const int64_t n = pass_.n, wide = padded(block_.d_model);
+        const int64_t n = pass_.n, wide = padded(block_->d_model);
         const int64_t across = a.n_heads * a.d_head, narrow = a.n_kv_heads * a.d_head;
         multiply({{&a.q, read_, q, n, wide, across}, {&a.k, read_, k, n, wide, narrow}, {&a.v, read_, v, n, wide, narrow}});
         each(n, [&](int64_t i) {
@@ -189,9 +224,9 @@ class Runner {
             place(a, a.q_norm, q + i * across, a.n_heads, i);
             place(a, a.k_norm, k + i * narrow, a.n_kv_heads, i);
             for (int64_t h = 0; h < a.n_kv_heads; h++) {
-                const int64_t to = pass_.rows[i] * pass_.row + h * pass_.head + pass_.slots[i] * pass_.slot;
-                std::memcpy(pass_.k + to, k + i * narrow + h * a.d_head, bytes(a.d_head));
-                std::memcpy(pass_.v + to, v + i * narrow + h * a.d_head, bytes(a.d_head));
+                const int64_t to = pass_.rows[i] * layer_->row + h * layer_->head + group_->slots[i] * layer_->slot;
+                std::memcpy(layer_->k + to, k + i * narrow + h * a.d_head, bytes(a.d_head));
+                std::memcpy(layer_->v + to, v + i * narrow + h * a.d_head, bytes(a.d_head));
             }
         });
     }
@@ -204,7 +239,7 @@ class Runner {
         if (a.pairs) {
             const int64_t at = pass_.places[i] * a.pairs;
             for (int64_t h = 0; h < heads; h++)
-                turned(x + h * a.d_head, pass_.cos + at, pass_.sin + at, a.pairs, a.interleaved != 0);
+                turned(x + h * a.d_head, group_->cos + at, group_->sin + at, a.pairs, a.interleaved != 0);
         }
         if (a.norm_after) norm_heads(a, norm, x, heads);
     }
@@ -224,11 +259,10 @@ class Runner {
 
     void mix(const Attention& a, const float* q, float* z, int64_t across, int64_t across_wide) {
         const int64_t group = a.n_heads / a.n_kv_heads;
-        const auto batch = static_cast<size_t>(pass_.batch);
-        if (blocks_().size() < batch) blocks_().resize(batch);
-        each(pass_.batch, [&](int64_t b) {
-            blocks_()[static_cast<size_t>(b)].find(pass_.keys.positions + b * pass_.keys.count, pass_.keys.count);
-        });
+        const Blocks* blocks = blocks_().data() + layer_->group * pass_.batch;
+        Keys keys = layer_->keys;
+        keys.count = group_->count;
+        keys.positions = group_->positions;
         static std::vector<Tile> tiles;
         tiles.clear();
         for (int64_t i = 0; i < pass_.n;) {
@@ -249,7 +283,7 @@ class Runner {
                 const int64_t h = tile.head * group + (tile.group + j) % group;
                 queries[j] = {q + i * across + h * a.d_head, z + i * across_wide + h * a.d_head, pass_.positions[i]};
             }
-            cutaway::attend(queries, tile.count, pass_.keys, blocks_()[static_cast<size_t>(tile.row)], a.reading,
+            cutaway::attend(queries, tile.count, keys, blocks[tile.row], a.reading,
                             tile.row, tile.head, a.d_head);
         };
         const auto count = static_cast<int64_t>(tiles.size());
@@ -268,7 +302,7 @@ class Runner {
     }
 
     void feed(const Feedforward& f) {
-        const int64_t n = pass_.n, wide = padded(block_.d_model), inner = f.up.rows, inner_wide = padded(inner);
+        const int64_t n = pass_.n, wide = padded(block_->d_model), inner = f.up.rows, inner_wide = padded(inner);
         float *up = claim(8, n * inner_wide), *gate = claim(9, n * inner_wide);
         if (f.gate.data) multiply({{&f.gate, read_, gate, n, wide, inner_wide}, {&f.up, read_, up, n, wide, inner_wide}});
         else multiply({{&f.up, read_, up, n, wide, inner_wide}});
@@ -280,12 +314,15 @@ class Runner {
                 store(u + c, f.gate.data ? mul(curved(static_cast<int32_t>(f.curve), load(g + c)), load(u + c))
                                          : curved(static_cast<int32_t>(f.curve), load(u + c)));
         });
-        multiply({{&f.down, up, out_, n, inner_wide, block_.d_model}});
+        multiply({{&f.down, up, out_, n, inner_wide, block_->d_model}});
     }
 
     Pool& pool_;
-    const Block& block_;
     const Pass& pass_;
+    const Group* groups_;
+    const Layer* layer_ = nullptr;
+    const Block* block_ = nullptr;
+    const Group* group_ = nullptr;
     float *x_ = nullptr, *read_ = nullptr, *out_ = nullptr, *start_ = nullptr;
 };
 

@@ -53,7 +53,9 @@ void cutaway_sizes(int64_t* out) {
     out[3] = sizeof(Feedforward);
     out[4] = sizeof(Branch);
     out[5] = sizeof(Block);
-    out[6] = sizeof(Pass);
+    out[6] = sizeof(Group);
+    out[7] = sizeof(Layer);
+    out[8] = sizeof(Pass);
 }
 
 // y = x Wᵀ + b. x: [n, cols], y: [n, rows].
@@ -94,9 +96,9 @@ void cutaway_expand(const Matrix* w, const int64_t* rows, float* y, int64_t n, i
     with_threads(threads).run(work, &call, n, std::max<int64_t>(16, n / (threads * 8)));
 }
 
-// A block over a pass; x is changed in place.
-void cutaway_block(const Block* block, const Pass* pass, int threads) {
+// Layers over a pass, one after the other.
+void cutaway_layers(const Pass* pass, const Layer* layers, int64_t count, const Group* groups, int threads) {
     std::lock_guard<std::mutex> hold(turn);
-    Runner(with_threads(threads), *block, *pass).run();
+    Runner(with_threads(threads), *pass, groups).run(layers, count);
 }
 }
