@@ -26,9 +26,9 @@ class NativeKernels(BuildHookInterface):  # type: ignore[misc]
         assert spec.loader is not None
         compiling = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(compiling)
-        why = compiling.compile_library()
+        why = compiling.compile_libraries()
         if why:
-            compiling.LIBRARY.unlink(missing_ok=True)
+            compiling.remove_libraries()
             self.app.display_warning(f"cutaway is built without native kernels: {why}")
             return
         build_data["pure_python"] = False

@@ -58,6 +58,11 @@ class Buffers:
         """Bytes that keys and values take."""
         return sum(tensor.nbytes for layer in self._layers for tensor in layer.values())
 
+    @property
+    def plain(self) -> bool:
+        """Whether keys and values lie here as the numbers that they are."""
+        return self._view is SlotView
+
     def view(self, index: int, plan: MaskPlan, slots: Tensor, join: bool = False) -> LayerView:
         """Bundle of the index-th layer."""
         return self._view(plan, **self._layers[index], slots=slots, join=join)

@@ -56,6 +56,11 @@ class ContiguousStore:
         """Bytes that keys and values take."""
         return self._buffers.nbytes
 
+    @property
+    def memory(self) -> Buffers | None:
+        """The buffers, where keys and values are read as they lie there."""
+        return self._buffers if self._buffers.plain else None
+
     def begin(self, positions: Tensor, segments: Tensor | None, rules: set[MaskRule]) -> dict[MaskRule, MaskPlan]:
         """Reserve a slot for each token and plan each rule."""
         real = positions >= 0

@@ -103,16 +103,17 @@ def plan_mask(
 
 
 def _kind(rule: MaskRule, queries: Tensor, keys: Tensor, segments: Tensor | None) -> MaskKind:
-    empty = not queries.numel() or not keys.numel()
-    if segments is not None or empty or int(queries.min()) < 0 or int(keys.min()) < 0:
+    if segments is not None or not queries.numel() or not keys.numel():
         return MaskKind.RULE
-    first, last = int(queries.min()), int(queries.max())
-    if rule.chunk is not None and int(keys.min()) // rule.chunk != max(last, int(keys.max())) // rule.chunk:
+    (first, last), (oldest, newest) = (tuple(map(int, torch.aminmax(positions))) for positions in (queries, keys))
+    if first < 0 or oldest < 0:
         return MaskKind.RULE
-    reach = max(last - int(keys.min()), 0 if rule.causal else int(keys.max()) - first)
+    if rule.chunk is not None and oldest // rule.chunk != max(last, newest) // rule.chunk:
+        return MaskKind.RULE
+    reach = max(last - oldest, 0 if rule.causal else newest - first)
     if rule.window is not None and reach >= rule.window:
         return MaskKind.RULE
-    if not rule.causal or int(keys.max()) <= first:
+    if not rule.causal or newest <= first:
         return MaskKind.FULL
     n = queries.shape[1]
     in_order = keys.shape[1] == n and bool((queries == keys).all() and (queries == first + torch.arange(n)).all())

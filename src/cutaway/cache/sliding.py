@@ -59,6 +59,11 @@ class SlidingStore:
         """Bytes that keys and values take."""
         return self._buffers.nbytes
 
+    @property
+    def memory(self) -> Buffers | None:
+        """The buffers, where keys and values are read as they lie there."""
+        return self._buffers if self._buffers.plain and not self._join else None
+
     def begin(self, positions: Tensor, segments: Tensor | None, rules: set[MaskRule]) -> dict[MaskRule, MaskPlan]:
         """Reserve slots, decide whether the ring can be written before it is read, and plan each rule."""
         real = positions >= 0

@@ -21,6 +21,8 @@ class Store(Protocol):
 
     @property
     def nbytes(self) -> int: ...
+    @property
+    def memory(self) -> object | None: ...
     def begin(self, positions: Tensor, segments: Tensor | None, rules: set[MaskRule]) -> dict[MaskRule, MaskPlan]: ...
     def view(self, index: int, plan: MaskPlan) -> LayerView: ...
     def select(self, rows: list[int]) -> None: ...
@@ -88,6 +90,14 @@ class StoredCache:
     def cross(self, index: int) -> CrossView | None:
         """What layer ``index`` may read of its source."""
         return None if self._source is None else self._source.view(index)
+
+    def memory(self) -> tuple[object, ...] | None:
+        """Where keys and values lie in the pass that was begun: the same objects are the same places.
+
+        None where what is read is not what lies there.
+        """
+        found = tuple(store.memory for store in self._stores)
+        return None if None in found else found
 
     def select(self, rows: list[int]) -> None:
         """Keep these rows, in this order; a row may be taken twice."""

@@ -69,7 +69,7 @@ def _facts(settings: Settings) -> dict[str, dict[str, Any]]:
     import torch
 
     from cutaway import __version__
-    from cutaway.kernels import missing
+    from cutaway.kernels import library, missing
 
     versions: dict[str, Any] = {"cutaway": __version__, "python": platform.python_version()}
     versions |= {name: _version(name) for name in _PACKAGES}
@@ -79,7 +79,7 @@ def _facts(settings: Settings) -> dict[str, dict[str, Any]]:
         "threads": torch.get_num_threads(),
         "blas": _blas(),
         "vectors": torch.backends.cpu.get_cpu_capability(),
-        "native_kernels": missing() or "yes",
+        "native_kernels": missing() or (native.name if (native := library()) else None),
         "memory": _memory(),
         "compiler": next((path for name in ("cc", "gcc", "clang", "cl") if (path := shutil.which(name))), None),
     }

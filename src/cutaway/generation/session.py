@@ -185,6 +185,9 @@ class Session:
             positions = torch.where(steps >= 0, torch.tensor(self._cache.lengths)[:, None] + steps, -1)
             how: How | None = "steady" if self._steady else None
             hidden = model.hidden(ids, positions, cache=self._cache, tap=tap, lengths=lengths, how=how)
+            if len({len(piece) for piece in pieces}) == 1:
+                last = hidden[:, len(pieces[0]) - 1]
+                continue
             counts = torch.tensor([len(piece) for piece in pieces], device=model.device)
             ends = hidden[torch.arange(len(rows), device=model.device), (counts - 1).clamp(min=0)]
             last = torch.where(counts[:, None] > 0, ends, last)

@@ -154,6 +154,7 @@ class Pass(_Struct):
         ("batch", c_int64),
         ("q", c_void_p),
         ("half", c_int64),
+        ("norm", Norm),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cutaway.kernels.compiling import LIBRARY, sources_hash
+from cutaway.kernels.compiling import FOLDER, VARIANTS, sources_hash
 from cutaway.kernels.layout import STRUCTS, Group, Layer, Matrix, Pass
 
 OTHER_SOURCES = "it was built from other sources than those that lie beside it: install cutaway again"
@@ -31,10 +31,11 @@ class NativeLibrary:
 
     def __init__(self, path: Path) -> None:
         lib = ctypes.CDLL(str(path))
+        self.name = path.stem.removeprefix("_native_")
         if not hasattr(lib, "cutaway_sources"):
             raise OSError(OTHER_SOURCES)
         if not lib.cutaway_fits():
-            raise OSError("the processor lacks AVX2, FMA or F16C")
+            raise OSError("no memory for its fork handler")
         lib.cutaway_sources.restype = ctypes.c_char_p
         if lib.cutaway_sources().decode() != sources_hash():
             raise OSError(OTHER_SOURCES)
@@ -46,8 +47,8 @@ class NativeLibrary:
         self._product.argtypes = (POINTER(Matrix), c_void_p, c_void_p, c_int64, c_int)
         self._expand.argtypes = (POINTER(Matrix), c_void_p, c_void_p, c_int64, c_int)
         self._layers.argtypes = (POINTER(Pass), POINTER(Layer), c_int64, POINTER(Group), c_int)
-        for function in (self._product, self._expand, self._layers):
-            function.restype = None
+        self._expand.restype = c_int
+        self._product.restype = self._layers.restype = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return library, ()
@@ -72,10 +73,9 @@ class NativeLibrary:
             self._expand(byref(matrix), None, y.data_ptr(), matrix.rows, torch.get_num_threads())
             return y
         rows = rows.long().contiguous()
-        if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < matrix.rows:
-            raise IndexError(f"rows of a table of {matrix.rows}: {int(rows.min())} to {int(rows.max())}")
         y = torch.empty(*rows.shape, matrix.cols)
-        self._expand(byref(matrix), rows.data_ptr(), y.data_ptr(), rows.numel(), torch.get_num_threads())
+        if self._expand(byref(matrix), rows.data_ptr(), y.data_ptr(), rows.numel(), torch.get_num_threads()):
+            raise IndexError(f"rows of a table of {matrix.rows}: {int(rows.min())} to {int(rows.max())}")
         return y
 
     def layers(self, given: Pass, layers: Array[Layer], groups: Array[Group]) -> None:
@@ -85,15 +85,22 @@ class NativeLibrary:
 
 @cache
 def _found() -> NativeLibrary | str:
-    if os.environ.get("CUTAWAY_KERNELS", "").lower() in ("0", "off", "no", "false"):
+    wanted = os.environ.get("CUTAWAY_KERNELS", "").lower()
+    if wanted in ("0", "off", "no", "false"):
         return "switched off by CUTAWAY_KERNELS"
-    if not LIBRARY.exists():
-        return "not built: there was no C++ compiler when cutaway was installed"
-    try:
-        return NativeLibrary(LIBRARY)
-    except OSError as error:
-        warnings.warn(f"the native kernels are not used: {error}", stacklevel=4)
-        return str(error)
+    fits = torch.backends.cpu.get_cpu_capability()
+    for kind, (name, _) in VARIANTS.items():
+        if kind == fits or (kind == "AVX2" and fits == "AVX512"):
+            if wanted == "avx2" and kind != "AVX2":
+                continue
+            if not (FOLDER / name).exists():
+                return "not built: there was no C++ compiler when cutaway was installed"
+            try:
+                return NativeLibrary(FOLDER / name)
+            except OSError as error:
+                warnings.warn(f"the native kernels are not used: {error}", stacklevel=4)
+                return str(error)
+    return f"none are written for this processor ({fits})"
 
 
 def library() -> NativeLibrary | None:

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from ctypes import pointer
+from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from cutaway.cache import Cache, LayerView, MaskPlan
+from cutaway.cache import Cache, LayerView, MaskPlan, StoredCache
 from cutaway.cache.passing import PassingView
 from cutaway.cache.slots import SlotView
 from cutaway.kernels import NativeLibrary
 from cutaway.kernels import layout as c
-from cutaway.models.laid_out import LaidOut, why_not
+from cutaway.models.laid_out import LaidOut, laid_out_norm, why_not
 from cutaway.modules.attention import LayerInputs
 from cutaway.modules.block import Block
 
@@ -33,17 +35,18 @@ class Tokens:
 
     def __init__(self, queries: Tensor) -> None:
         self.batch, self.n = queries.shape
-        flat = queries.reshape(-1)
+        flat = queries.reshape(-1).contiguous()
         there = flat >= 0
         self.whole = bool(there.all())
         self.places = torch.arange(len(flat)) if self.whole else there.nonzero()[:, 0]
         self.rows = self.places // max(self.n, 1)
-        self.positions = flat[self.places].contiguous()
+        self.positions = flat if self.whole else flat[self.places]
         self.count = len(self.places)
 
     def slots(self, slots: Tensor) -> Tensor:
         """A slot for each token, of one for each query, or for each row and query."""
-        return slots.expand(self.batch, self.n).reshape(-1)[self.places].contiguous()
+        flat = slots.expand(self.batch, self.n).reshape(-1)
+        return flat.contiguous() if self.whole else flat[self.places]
 
 
 class Groups:
@@ -79,6 +82,21 @@ class Groups:
         return (c.Group * len(self._structs))(*self._structs)
 
 
+@dataclass(slots=True)
+class Kept:
+    """The structs of a pass, for the next one in the same memory.
+
+    Attributes:
+        memory: where keys and values lie, as long as it is there.
+        layers: all of them.
+        first: the first layer of each group.
+    """
+
+    memory: tuple[ref[object], ...]
+    layers: Any
+    first: list[int]
+
+
 class FusedStack:
     """Runs the layers of a stack, those that the native library knows through it.
 
@@ -87,62 +105,107 @@ class FusedStack:
 
     Args:
         blocks: in order.
+        norm: of the stream after the last.
         native: the library.
     """
 
-    def __init__(self, blocks: Iterable[Block], native: NativeLibrary) -> None:
+    def __init__(self, blocks: Iterable[Block], norm: nn.Module, native: NativeLibrary) -> None:
         self._blocks = [*blocks]
+        self._norm = norm
         self._native = native
+        self._kept: Kept | None = None
+        self._hooks = (norm._forward_hooks, norm._forward_pre_hooks)
         self.known = [None if why_not(block.spec) else LaidOut(block) for block in self._blocks]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FusedStack, (self._blocks, self._native)
+        return FusedStack, (self._blocks, self._norm, self._native)
 
     def __call__(self, x: Tensor, cache: Cache, inputs: Inputs) -> Tensor:
-        """As the blocks one after the other. [batch, query, d_model] → the same"""
+        """As the blocks one after the other, and the norm. [batch, query, d_model] → the same"""
         first = inputs(0)
         plain = torch.is_grad_enabled() or first.how not in ("fused", "steady") or x.dtype is not torch.float32
         if plain or first.view.plan.query_segments is not None or not x.numel() or self._blocks[0].training:
             for i, block in enumerate(self._blocks):
                 x = block(x, inputs(i))
-            return x
+            return self._finish(x)
         tokens = Tokens(first.view.plan.queries)
+        watched = any(self._hooks) or any(laid is not None and laid.watched for laid in self.known)
+        memory = cache.memory() if isinstance(cache, StoredCache) and not watched else None
+        if self._same_as_before(memory):
+            return self._again(x, inputs, tokens)
+        self._kept = None
         i = 0
+        run: list[tuple[LaidOut, LayerInputs]] = []
         while i < len(self._blocks):
-            run: list[tuple[LaidOut, LayerInputs]] = []
+            run = []
             while i + len(run) < len(self._blocks):
                 laid, given = self.known[i + len(run)], inputs(i + len(run))
                 if laid is None or laid.watched or not _is_direct(given.view):
                     break
                 run.append((laid, given))
             if run:
-                x = self._run(x, run, tokens)
                 i += len(run)
+                x = self._run(x, run, tokens, memory, last=i == len(self._blocks) and not any(self._hooks))
                 continue
             laid, given = self.known[i], inputs(i)
             x = self._blocks[i](x, given) if laid is None or laid.watched else self._halves(x, laid, given, tokens)
             i += 1
-        return x
+        return x if run and not any(self._hooks) else self._finish(x)
 
-    def _run(self, x: Tensor, run: list[tuple[LaidOut, LayerInputs]], tokens: Tokens) -> Tensor:
+    def _finish(self, x: Tensor) -> Tensor:
+        """The norm after the last layer, where that was no native one."""
+        y: Tensor = self._norm(x)
+        return y
+
+    def _same_as_before(self, memory: tuple[object, ...] | None) -> bool:
+        """Whether the layers can be called with the very structs of the last pass."""
+        if memory is None or self._kept is None or len(memory) != len(self._kept.memory):
+            return False
+        same = all(held() is one for held, one in zip(self._kept.memory, memory, strict=True))
+        return same and all(laid is not None and laid.current() for laid in self.known)
+
+    def _again(self, x: Tensor, inputs: Inputs, tokens: Tokens) -> Tensor:
+        """All layers, whose keys and values lie where they lay."""
+        assert self._kept is not None
+        groups = Groups(tokens)
+        for i in self._kept.first:  # of each group, in their order
+            given = inputs(i)
+            assert isinstance(given.view, SlotView)
+            groups.add(given.view.plan, given.view.slots, given.rotary)
+        return self._call(x, self._kept.layers, groups, tokens, last=True)
+
+    def _run(
+        self,
+        x: Tensor,
+        run: list[tuple[LaidOut, LayerInputs]],
+        tokens: Tokens,
+        memory: tuple[object, ...] | None,
+        last: bool,
+    ) -> Tensor:
         """Layers whose keys and values are written to slots and read from there, in one call."""
         groups = Groups(tokens)
         layers = (c.Layer * len(run))()
         scratch: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         own = torch.arange(tokens.n)
-        for layer, (laid, given) in zip(layers, run, strict=True):
+        first: list[int] = []
+        for i, (layer, (laid, given)) in enumerate(zip(layers, run, strict=True)):
             laid.refresh()
             layer.block = pointer(laid.struct)
             view = given.view
             if isinstance(view, SlotView):
                 k, v, slots = view.k, view.v, view.slots
             else:  # nothing is remembered: one layer's keys and values may lie over another's
-                k, v = scratch.setdefault(_sizes(laid), _empty(laid, tokens))
-                slots = own
+                if _sizes(laid) not in scratch:
+                    scratch[_sizes(laid)] = _empty(laid, tokens)
+                (k, v), slots = scratch[_sizes(laid)], own
             _write(layer, k, v)
             _read(layer, k, v)
             layer.group = groups.add(view.plan, slots, given.rotary)
-        return self._call(x, layers, groups, tokens)
+            if layer.group == len(first):
+                first.append(i)
+        if memory is not None and len(run) == len(self._blocks):
+            self._kept = Kept(tuple(map(ref, memory)), layers, first)
+        return self._call(x, layers, groups, tokens, last=last)
 
     def _halves(self, x: Tensor, laid: LaidOut, given: LayerInputs, tokens: Tokens) -> Tensor:
         """A layer whose view makes something of keys and values before they are read."""
@@ -159,7 +222,14 @@ class FusedStack:
         return self._call(x, layers, groups, tokens, q, half=2)
 
     def _call(
-        self, x: Tensor, layers: Any, groups: Groups, tokens: Tokens, q: Tensor | None = None, half: int = 0
+        self,
+        x: Tensor,
+        layers: Any,
+        groups: Groups,
+        tokens: Tokens,
+        q: Tensor | None = None,
+        half: int = 0,
+        last: bool = False,
     ) -> Tensor:
         x = x.contiguous()
         y = torch.empty_like(x) if tokens.whole else x.clone()
@@ -173,6 +243,7 @@ class FusedStack:
             batch=tokens.batch,
             q=None if q is None else q.data_ptr(),
             half=half,
+            norm=laid_out_norm(self._norm if last else None),
         )
         self._native.layers(given, layers, groups.array())
         return y

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import is_
+
 import torch
 from torch import Tensor, nn
 
@@ -49,6 +51,8 @@ class LaidOut:
         self.attention = block.spec.attention
         self.struct = c.Block()
         self._where: list[tuple[dict[str, nn.Parameter | None], str]] = []
+        self._weights: list[nn.Parameter] = []
+        self._movable: list[Tensor] = []  # those whose numbers may come to lie elsewhere
         self._addresses: list[int] = []
         self._hooks = [hooks for m in block.modules() for hooks in (m._forward_hooks, m._forward_pre_hooks)]
 
@@ -57,11 +61,17 @@ class LaidOut:
         """Whether somebody hooked a function to the block or to a part of it."""
         return any(self._hooks)
 
-    def refresh(self) -> bool:
-        """Look whether all weights are where they were; True if they were not."""
-        if self._addresses and self._addresses == [address(held.get(name)) for held, name in self._where]:
+    def current(self) -> bool:
+        """Whether all weights are where they were when they were laid out."""
+        if not self._weights or not all(map(is_, [held.get(name) for held, name in self._where], self._weights)):
             return False
-        self._where, self._addresses = [], []
+        return [weight.data_ptr() for weight in self._movable] == self._addresses
+
+    def refresh(self) -> None:
+        """Lay the weights out, if they are not yet or no longer."""
+        if self.current():
+            return
+        self._where, self._weights, self._movable, self._addresses = [], [], [], []
         block, spec = self.block, self.block.spec
         d_model = next(m for m in block.modules() if isinstance(m, Linear)).weight.shape[1]
         out = self.struct
@@ -77,7 +87,6 @@ class LaidOut:
             else:
                 assert isinstance(branch.body, Mlp)
                 to.kind, to.feedforward = 1, self._mlp(branch.body)
-        return True
 
     def _attention(self, a: Attention) -> c.Attention:
         spec = a.spec
@@ -122,17 +131,22 @@ class LaidOut:
 
     def _address(self, module: nn.Module, name: str) -> int:
         weight = module._parameters.get(name)
-        if weight is not None and not isinstance(weight, Stored):
-            assert weight.is_contiguous()
-            assert weight.dtype is torch.float32
-        if weight is not None:
-            self._where.append((module._parameters, name))
-            self._addresses.append(address(weight))
-        return address(weight)
+        if weight is None:
+            return 0
+        self._where.append((module._parameters, name))
+        self._weights.append(weight)
+        if isinstance(weight, Stored):
+            return weight.raw.data_ptr()
+        assert weight.is_contiguous()
+        assert weight.dtype is torch.float32
+        self._movable.append(weight)
+        self._addresses.append(weight.data_ptr())
+        return self._addresses[-1]
 
 
-def address(weight: Tensor | None) -> int:
-    """Where a weight's numbers lie; 0 where there is none."""
-    if weight is None:
-        return 0
-    return weight.raw.data_ptr() if type(weight) is Stored else weight.data_ptr()
+def laid_out_norm(norm: object) -> c.Norm:
+    """A norm by itself, as it is now; one that does nothing where there is none."""
+    if not isinstance(norm, Norm):
+        return c.Norm()
+    spec, bias = norm.spec, None if norm.bias is None else norm.bias.data_ptr()
+    return c.Norm(weight=norm.weight.data_ptr(), bias=bias, eps=spec.eps, offset=spec.offset, kind=KINDS[spec.kind])

@@ -282,7 +282,7 @@ class Transformer(nn.Module):
         for stack in (self.encoder, self.decoder):
             blocks = [block for block in stack.layers if isinstance(block, Block)]
             stack.runners = None
-            stack.whole = FusedStack(blocks, native) if fits and native is not None and blocks else None
+            stack.whole = FusedStack(blocks, stack.norm, native) if fits and native is not None and blocks else None
         self._multiply(multiply if fits else F.linear)
         return fits
 

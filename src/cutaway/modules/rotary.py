@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -29,6 +30,18 @@ def speeds(spec: RotarySpec, longest: Tensor | None = None) -> tuple[Tensor, flo
     Returns:
         [d_rotary / 2], or [… d_rotary / 2] where the scaling asks for the length.
     """
+    if not asks_length(spec):
+        return _fixed_speeds(spec)
+    return _speeds(spec, longest)
+
+
+@lru_cache(maxsize=64)
+def _fixed_speeds(spec: RotarySpec) -> tuple[Tensor, float]:
+    with torch.device("cpu"), torch.inference_mode(False):
+        return _speeds(spec, None)
+
+
+def _speeds(spec: RotarySpec, longest: Tensor | None) -> tuple[Tensor, float]:
     pairs = torch.arange(0, spec.d_rotary, 2, dtype=torch.float32) / spec.d_rotary
     plain = 1.0 / (spec.base**pairs)
     match spec.scaling:

@@ -68,12 +68,11 @@ class Stack(nn.Module):
             bias = None if attention.bias is None else biases[attention.bias, attention.n_heads]
             return LayerInputs(cache.layer(index), turn, bias, how, cache.cross(index))
 
-        if self.whole is not None and tap is None and self.spec.layers:
-            x = self.whole(x, cache, inputs)
-        else:
-            runners: Iterable[Runner] = self.layers if self.runners is None else self.runners
-            for index, run in enumerate(runners):
-                x = run(x, inputs(index), None if tap is None else tap.at(f"layers.{index}"))
+        if self.whole is not None and tap is None and not self.training:
+            return self.whole(x, cache, inputs)
+        runners: Iterable[Runner] = self.layers if self.runners is None else self.runners
+        for index, run in enumerate(runners):
+            x = run(x, inputs(index), None if tap is None else tap.at(f"layers.{index}"))
         inner = None if tap is None else tap.at("norm")
         x = self.norm(x, inner) if isinstance(self.norm, Norm) else x
         if self.spec.dropout:

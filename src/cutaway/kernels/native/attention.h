@@ -13,6 +13,7 @@ namespace cutaway {
 
 constexpr int KEYS = 32;     // of a block
 constexpr int QUERIES = 4;   // that read a block together
+constexpr int WIDE = 64 / LANES;  // registers of a value that are summed side by side
 
 struct Keys {
     const float* k;                    // [batch, kv_head, slot, d_head], by strides
@@ -101,7 +102,7 @@ inline void attend(const Query* queries, int n, const Keys& keys, const Blocks& 
         sum[i] = 0;
         std::memset(queries[i].z, 0, static_cast<size_t>(width) * sizeof(float));
     }
-    alignas(32) float s[QUERIES * KEYS];
+    alignas(64) float s[QUERIES * KEYS];
     for (int64_t from = 0; from < keys.count; from += KEYS) {
         const int64_t b = from / KEYS, some = std::min<int64_t>(KEYS, keys.count - from);
         Seen what[QUERIES];
@@ -133,34 +134,34 @@ inline void attend(const Query* queries, int n, const Keys& keys, const Blocks& 
             if (what[i] == Seen::SOME)
                 for (int64_t j = 0; j < some; j++)
                     if (!may_read(reading, queries[i].position, positions[from + j])) mine[j] = none;
-            Vec high = larger(larger(load(mine), load(mine + 8)), larger(load(mine + 16), load(mine + 24)));
-            alignas(32) float lanes[LANES];
+            Vec high = load(mine);
+            for (int j = LANES; j < KEYS; j += LANES) high = larger(high, load(mine + j));
+            alignas(64) float lanes[LANES];
             store(lanes, high);
             float top = best[i];
             for (float lane : lanes) top = lane > top ? lane : top;
             if (top == none) continue;
-            const float kept = best[i] == none ? 0.0f : _mm256_cvtss_f32(exponential(all(best[i] - top)));
+            const float kept = best[i] == none ? 0.0f : first(exponential(all(best[i] - top)));
             Vec added = zero();
             for (int j = 0; j < KEYS; j += LANES) {
                 const Vec x = load(mine + j);
                 // What may not be read weighs exactly nothing.
-                const Vec dead = _mm256_cmp_ps(x, all(none), _CMP_EQ_OQ);
-                const Vec p = _mm256_andnot_ps(dead, exponential(sub(x, all(top))));
+                const Vec p = zero_where_equal(x, all(none), exponential(sub(x, all(top))));
                 store(mine + j, p);
                 added = add(added, p);
             }
             best[i] = top;
             sum[i] = sum[i] * kept + total(added);
             int64_t d = 0;
-            for (; d + 8 * LANES <= width; d += 8 * LANES) {
-                Vec z[8];
-                for (int c = 0; c < 8; c++) z[c] = mul(load(queries[i].z + d + c * LANES), all(kept));
+            for (; d + WIDE * LANES <= width; d += WIDE * LANES) {
+                Vec z[WIDE];
+                for (int c = 0; c < WIDE; c++) z[c] = mul(load(queries[i].z + d + c * LANES), all(kept));
                 for (int64_t j = 0; j < some; j++) {
                     const Vec p = all(mine[j]);
                     const float* value = v + (from + j) * keys.v_slot + d;
-                    for (int c = 0; c < 8; c++) z[c] = fma(p, load(value + c * LANES), z[c]);
+                    for (int c = 0; c < WIDE; c++) z[c] = fma(p, load(value + c * LANES), z[c]);
                 }
-                for (int c = 0; c < 8; c++) store(queries[i].z + d + c * LANES, z[c]);
+                for (int c = 0; c < WIDE; c++) store(queries[i].z + d + c * LANES, z[c]);
             }
             for (; d + LANES <= width; d += LANES) {
                 Vec z = mul(load(queries[i].z + d), all(kept));

@@ -76,6 +76,7 @@ struct Pass {
     int64_t batch;
     float* q;                       // the turned queries, between the halves: [n, n_heads · d_head]
     int64_t half;                   // 1: up to keys and values; 2: from attention on; 0: all
+    Norm norm;                      // of the stream after the last layer
 };
 
 inline void normed(const Norm& norm, const float* x, float* y, int64_t width) {
@@ -124,7 +125,7 @@ class Runner {
             group_ = groups_ + layer_->group;
             run_block();
         }
-        each(n, [&](int64_t i) { std::memcpy(pass_.y + pass_.places[i] * d, x_ + i * d, bytes(d)); });
+        each(n, [&](int64_t i) { normed(pass_.norm, x_ + i * d, pass_.y + pass_.places[i] * d, d); });
     }
 
   private:

@@ -1,4 +1,4 @@
-// Functions of single numbers, eight at a time.
+// Functions of single numbers, as many at a time as a register holds.
 #pragma once
 #include "simd.h"
 
@@ -22,16 +22,14 @@ inline Vec exponential(Vec x) {
 
 // With e^(−2|x|), so that nothing overflows.
 inline Vec hyperbolic_tangent(Vec x) {
-    const Vec sign = _mm256_and_ps(x, all(-0.0f));
-    const Vec e = exponential(mul(_mm256_andnot_ps(all(-0.0f), x), all(-2.0f)));
+    const Vec e = exponential(mul(size_of(x), all(-2.0f)));
     const Vec large = divide(sub(all(1.0f), e), add(all(1.0f), e));
     // Near zero the difference loses digits; there the series has them.
     const Vec s = mul(x, x);
     Vec series = fma(s, all(-17.0f / 315), all(2.0f / 15));
     series = fma(series, s, all(-1.0f / 3));
     series = fma(mul(series, s), x, x);
-    const Vec small = _mm256_cmp_ps(s, all(0.01f), _CMP_LT_OQ);
-    return _mm256_blendv_ps(_mm256_or_ps(large, sign), series, small);
+    return where_less(s, all(0.01f), series, with_sign_of(large, x));
 }
 
 // The error function as a quotient of polynomials on [−4, 4], where it is ±1 in fp32 (Eigen's coefficients).

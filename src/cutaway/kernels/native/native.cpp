@@ -37,10 +37,8 @@ const int registered = pthread_atfork(nullptr, nullptr, after_fork);
 
 extern "C" {
 
-// Whether this processor can run what follows.
-int cutaway_fits() {
-    return registered == 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-}
+// Whether this library can be used.
+int cutaway_fits() { return registered == 0; }
 
 // Which sources this was built from.
 const char* cutaway_sources() { return CUTAWAY_SOURCES; }
@@ -71,8 +69,10 @@ void cutaway_product(const Matrix* w, const float* x, float* y, int64_t n, int t
     run(with_threads(threads), Products{{{w, x, y, n, width, w->rows}}, 1});
 }
 
-// Some rows of W as floats, all of them where `rows` is null. y: [n, cols].
-void cutaway_expand(const Matrix* w, const int64_t* rows, float* y, int64_t n, int threads) {
+// Some rows of W as floats, all of them where `rows` is null; 1 where there is no such row. y: [n, cols].
+int cutaway_expand(const Matrix* w, const int64_t* rows, float* y, int64_t n, int threads) {
+    for (int64_t i = 0; rows && i < n; i++)
+        if (rows[i] < 0 || rows[i] >= w->rows) return 1;
     std::lock_guard<std::mutex> hold(turn);
     auto call = [&](int64_t from, int64_t to) {
         with_format(w->format, [&](auto f) {
@@ -94,6 +94,7 @@ void cutaway_expand(const Matrix* w, const int64_t* rows, float* y, int64_t n, i
     };
     auto work = [](const void* what, int64_t from, int64_t to) { (*static_cast<const decltype(call)*>(what))(from, to); };
     with_threads(threads).run(work, &call, n, std::max<int64_t>(16, n / (threads * 8)));
+    return 0;
 }
 
 // Layers over a pass, one after the other.

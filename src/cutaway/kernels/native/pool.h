@@ -5,7 +5,6 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -23,50 +22,60 @@ class Pool {
         {
             std::lock_guard<std::mutex> hold(mutex_);
             over_ = true;
-            round_.fetch_add(1);
+            state_.fetch_add(ROUND);
         }
         wake_.notify_all();
         for (auto& worker : workers_) worker.join();
     }
     int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-    // Call `work` for pieces of [0, n), each of `step` but the last, on all threads; return when all are done.
+    // Call `work` for pieces of [0, n), each of `step` but the last, on all threads; return when all are done. A
+    // thread that is not there in time is not waited for: the others take its share.
     void run(Work work, const void* what, int64_t n, int64_t step) {
         if (n <= step || workers_.empty()) {
             if (n > 0) work(what, 0, n);
             return;
         }
-        work_ = work;
-        what_ = what;
-        n_ = n;
-        step_ = step;
-        next_.store(0, std::memory_order_relaxed);
-        busy_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
-        round_.fetch_add(1, std::memory_order_seq_cst);
+        const auto pieces = static_cast<uint32_t>((n + step - 1) / step);
+        // Closed while it is changed: who looked at the last round can take no piece of it any more.
+        const uint64_t round = (state_.load(std::memory_order_relaxed) / ROUND + 1) * ROUND;
+        state_.store(round + CLOSED, std::memory_order_seq_cst);
+        work_.store(work, std::memory_order_relaxed);
+        what_.store(what, std::memory_order_relaxed);
+        n_.store(n, std::memory_order_relaxed);
+        step_.store(step, std::memory_order_relaxed);
+        pieces_.store(pieces, std::memory_order_relaxed);
+        left_.store(pieces, std::memory_order_relaxed);
+        state_.store(round, std::memory_order_seq_cst);
         if (asleep_.load(std::memory_order_seq_cst) > 0) {
             std::lock_guard<std::mutex> hold(mutex_);
             wake_.notify_all();
         }
         take();
-        while (busy_.load(std::memory_order_acquire) > 0) rest();
+        for (int looks = 0; left_.load(std::memory_order_acquire) > 0; looks++) {
+            if (looks % 64 < 63) _mm_pause();
+            else std::this_thread::yield();
+        }
     }
 
   private:
-    static constexpr int PATIENCE = 20000;  // looks before a thread goes to sleep: some tens of microseconds
+    static constexpr uint64_t ROUND = uint64_t{1} << 32, CLOSED = ROUND - 1;
+    static constexpr int PATIENCE = 20000;  // looks before a thread goes to sleep: some hundred microseconds
 
-    void rest() {
-        for (int i = 0; i < 64; i++) {
-            if (busy_.load(std::memory_order_acquire) == 0) return;
-            _mm_pause();
-        }
-        std::this_thread::yield();
-    }
-
+    // Pieces, one after the other, until there are none.
     void take() {
+        uint64_t state = state_.load(std::memory_order_acquire);
         for (;;) {
-            int64_t from = next_.fetch_add(step_, std::memory_order_relaxed);
-            if (from >= n_) return;
-            work_(what_, from, from + step_ < n_ ? from + step_ : n_);
+            const auto piece = static_cast<int64_t>(state % ROUND);
+            const Work work = work_.load(std::memory_order_relaxed);
+            const void* what = what_.load(std::memory_order_relaxed);
+            const int64_t n = n_.load(std::memory_order_relaxed), step = step_.load(std::memory_order_relaxed);
+            if (piece >= pieces_.load(std::memory_order_relaxed)) return;
+            // If this succeeds, the round is still the one that all of the above was read in.
+            if (!state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+            work(what, piece * step, (piece + 1) * step < n ? (piece + 1) * step : n);
+            left_.fetch_sub(1, std::memory_order_acq_rel);
+            state = state_.load(std::memory_order_acquire);
         }
     }
 
@@ -74,31 +83,31 @@ class Pool {
         uint64_t seen = 0;
         for (;;) {
             int looks = 0;
-            while (round_.load(std::memory_order_acquire) == seen) {
+            while (state_.load(std::memory_order_acquire) / ROUND == seen) {
                 _mm_pause();
                 if (++looks < PATIENCE) continue;
                 std::unique_lock<std::mutex> hold(mutex_);
                 asleep_.fetch_add(1, std::memory_order_seq_cst);
-                wake_.wait(hold, [&] { return round_.load(std::memory_order_seq_cst) != seen; });
+                wake_.wait(hold, [&] { return state_.load(std::memory_order_seq_cst) / ROUND != seen; });
                 asleep_.fetch_sub(1);
             }
-            seen++;
+            seen = state_.load(std::memory_order_acquire) / ROUND;
             if (over_) return;
+            // The round may just be closed: its pieces come in a moment.
+            while (state_.load(std::memory_order_acquire) == seen * ROUND + CLOSED) _mm_pause();
             take();
-            busy_.fetch_sub(1, std::memory_order_acq_rel);
         }
     }
 
     std::vector<std::thread> workers_;
     std::mutex mutex_;
     std::condition_variable wake_;
-    std::atomic<uint64_t> round_{0};
-    std::atomic<int> busy_{0}, asleep_{0};
-    std::atomic<int64_t> next_{0};
-    Work work_ = nullptr;
-    const void* what_ = nullptr;
-    int64_t n_ = 0, step_ = 1;
-    bool over_ = false;
+    std::atomic<uint64_t> state_{CLOSED};  // the round, and its next piece
+    std::atomic<Work> work_{nullptr};
+    std::atomic<const void*> what_{nullptr};
+    std::atomic<int64_t> n_{0}, step_{1}, pieces_{0}, left_{0};
+    std::atomic<int> asleep_{0};
+    std::atomic<bool> over_{false};
 };
 
 }  // namespace cutaway

@@ -15,7 +15,7 @@ namespace cutaway {
 constexpr int SPAN = 512;                           // numbers of a row that one accumulator adds up
 constexpr int SPAN_GROUPS = SPAN / GROUP;
 constexpr int W_TILE = 4;                           // rows of W and of x whose products are summed side by side
-constexpr int X_TILE = 3;                           // W_TILE · X_TILE accumulators fit the registers
+constexpr int X_TILE = LANES == 16 ? 6 : 3;         // W_TILE · X_TILE accumulators fit the registers
 constexpr int X_BLOCK = 96;                         // rows of x that stay in the second cache
 
 struct Matrix {
@@ -34,14 +34,16 @@ struct Product {
 
 inline int64_t in_groups(int64_t width) { return (width + GROUP - 1) / GROUP; }
 
-// One span of one row of W against one row of x.
+// A span of R rows of W against one row of x. What is `ahead` is asked for early: several rows at once are more
+// streams than the processor guesses at.
 template <class F, int R>
-inline void spans_alone(const uint8_t* const* rows, const float* x, int64_t from, int64_t to, float* sums) {
+inline void spans_alone(const uint8_t* const* rows, const float* x, int64_t from, int64_t to, int64_t ahead, float* sums) {
     Vec acc[R];
     for (int r = 0; r < R; r++) acc[r] = zero();
     for (int64_t i = from; i < to; i++) {
         for (int r = 0; r < R; r++) {
             Vec w[PARTS];
+            _mm_prefetch(reinterpret_cast<const char*>(rows[r] + i * (GROUP * F::BYTES / F::SIZE) + ahead), _MM_HINT_T0);
             F::expand(rows[r], i, w);
             for (int j = 0; j < PARTS; j++) acc[r] = fma(w[j], load(x + i * GROUP + j * LANES), acc[r]);
         }
@@ -73,6 +75,11 @@ inline void spans_of(int c, const float* w, const float* x, int64_t padded, int6
         case 1: return spans_tiled<R, 1>(w, x, padded, groups, sums);
         case 2: return spans_tiled<R, 2>(w, x, padded, groups, sums);
         case 3: return spans_tiled<R, 3>(w, x, padded, groups, sums);
+#if defined(__AVX512F__)
+        case 4: return spans_tiled<R, 4>(w, x, padded, groups, sums);
+        case 5: return spans_tiled<R, 5>(w, x, padded, groups, sums);
+        case 6: return spans_tiled<R, 6>(w, x, padded, groups, sums);
+#endif
     }
 }
 
@@ -100,8 +107,9 @@ inline void product_rows_of(const Product& p, int64_t from, int64_t to) {
         for (int k = 0; k < W_TILE; k++) rows[k] = m.data + (r + std::min(k, n - 1)) * bytes;
         if (p.n == 1 && whole == groups && n == W_TILE) {
             float sums[W_TILE] = {0};
-            for (int64_t g = 0; g < groups; g += SPAN_GROUPS)
-                spans_alone<F, W_TILE>(rows, p.x, g, std::min(g + SPAN_GROUPS, groups), sums);
+            for (int k = 0; k < W_TILE; k += F::ABREAST)
+                for (int64_t g = 0; g < groups; g += SPAN_GROUPS)
+                    spans_alone<F, F::ABREAST>(rows + k, p.x, g, std::min(g + SPAN_GROUPS, groups), W_TILE * bytes, sums + k);
             for (int k = 0; k < n; k++) p.y[r + k] = sums[k] + (m.bias ? m.bias[r + k] : 0.0f);
             continue;
         }

@@ -1,5 +1,4 @@
-// Eight floats, and the few operations on them that the kernels need (AVX2, FMA and F16C).
-// Twice as wide registers were measured too: they gained nothing (LOG.md).
+// Eight floats (AVX2, FMA and F16C) or sixteen (AVX-512), and the few operations on them that the kernels need.
 #pragma once
 #include <immintrin.h>
 
@@ -7,6 +6,48 @@
 #include <cstring>
 
 namespace cutaway {
+
+#if defined(__AVX512F__)
+
+using Vec = __m512;
+constexpr int LANES = 16;
+inline Vec zero() { return _mm512_setzero_ps(); }
+inline Vec all(float x) { return _mm512_set1_ps(x); }
+inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, Vec x) { _mm512_storeu_ps(p, x); }
+inline Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+inline Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
+inline Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vec larger(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+inline Vec smaller(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+inline Vec divide(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+inline Vec nearest(Vec a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline Vec power_of_two(Vec n) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+}
+inline Vec size_of(Vec x) { return _mm512_abs_ps(x); }
+inline Vec with_sign_of(Vec size, Vec x) { return _mm512_or_ps(size, _mm512_and_ps(x, all(-0.0f))); }
+inline Vec where_less(Vec a, Vec b, Vec yes, Vec no) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes); }
+inline Vec zero_where_equal(Vec a, Vec b, Vec x) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_NEQ_UQ), x); }
+inline float first(Vec x) { return _mm512_cvtss_f32(x); }
+// The next LANES numbers as floats.
+inline Vec from_i8(const void* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))));
+}
+inline Vec from_u8(const void* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))));
+}
+inline Vec from_u8(__m128i x) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(x)); }
+inline Vec from_i8(__m128i x) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x)); }
+inline Vec from_f16(const void* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
+inline Vec from_bf16(const void* p) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+inline __m256 halved(Vec x) { return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)); }
+
+#else
 
 using Vec = __m256;
 constexpr int LANES = 8;
@@ -28,6 +69,9 @@ inline Vec power_of_two(Vec n) {
 inline Vec from_i8(const void* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p))));
 }
+inline Vec from_u8(const void* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p))));
+}
 inline Vec from_u8(__m128i x) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x)); }
 inline Vec from_i8(__m128i x) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)); }
 inline Vec from_f16(const void* p) { return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
@@ -36,9 +80,19 @@ inline Vec from_bf16(const void* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 
+inline Vec size_of(Vec x) { return _mm256_andnot_ps(all(-0.0f), x); }
+inline Vec with_sign_of(Vec size, Vec x) { return _mm256_or_ps(size, _mm256_and_ps(x, all(-0.0f))); }
+inline Vec where_less(Vec a, Vec b, Vec yes, Vec no) { return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ)); }
+inline Vec zero_where_equal(Vec a, Vec b, Vec x) { return _mm256_andnot_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ), x); }
+inline float first(Vec x) { return _mm256_cvtss_f32(x); }
+inline __m256 halved(Vec x) { return x; }
+
+#endif
+
 // The sum of all lanes, in an order that is always the same.
 inline float total(Vec x) {
-    __m128 z = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    const __m256 y = halved(x);
+    __m128 z = _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
     z = _mm_add_ps(z, _mm_movehl_ps(z, z));
     return _mm_cvtss_f32(_mm_add_ss(z, _mm_shuffle_ps(z, z, 1)));
 }
