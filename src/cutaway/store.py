@@ -52,7 +52,8 @@ def load(
             form that the file has, by default on a CPU: they give the same numbers, take no gradient, and need the
             native kernels (``cutaway doctor``). ``"float32"`` makes plain numbers of them, for training.
         device: by default a GPU if there is one.
-        quantize: not supported yet.
+        quantize: what matrices become as they are read, on a CPU: ``"q8_0"``, ``"q5_1"``, ``"q5_0"``, ``"q4_1"``,
+            ``"q4_0"``, ``"q6_k"``, ``"q5_k"`` or ``"q4_k"``. Where a row is not whole blocks of 256, a type of 32.
         revision: branch, tag or commit of a hub id.
         offline: use only what is here.
         mmap: map safetensors instead of reading them into private memory; the file must then not change.
@@ -64,11 +65,11 @@ def load(
     """
     if isinstance(ignore, str):
         raise RequestError("not a list of keys", field="ignore", expected=f"({ignore!r},)", got=ignore)
-    if quantize is not None:
-        raise RequestError("not supported yet", field="quantize", expected=None, got=quantize)
     resolved = resolve(source, revision=revision, offline=offline, progress=progress)
     report = None if progress is None else (lambda done, total: progress(done, total, f"loading {resolved.path.name}"))
-    checkpoint = load_checkpoint(resolved, dtype=dtype, device=device, mmap=mmap, ignore=ignore, progress=report)
+    checkpoint = load_checkpoint(
+        resolved, dtype=dtype, device=device, quantize=quantize, mmap=mmap, ignore=ignore, progress=report
+    )
     spec = checkpoint.transformer.spec
     rows = spec.source_vocab_size or spec.vocab_size  # a text is read by the source's table, where that is another
     tokenizer: Tokenizer | None

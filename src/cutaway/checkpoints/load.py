@@ -16,7 +16,9 @@ from cutaway.checkpoints.weights import PlainNames, compare_names, fill
 from cutaway.errors import RequestError
 from cutaway.formats.gguf_names import gguf_rules
 from cutaway.formats.gguf_split import open_gguf
-from cutaway.kernels import library
+from cutaway.formats.quantise import QUANTISED
+from cutaway.formats.quants import BLOCK_TYPES, BlockType
+from cutaway.kernels import library, missing
 from cutaway.models import Transformer
 from cutaway.spec import GenerationSettings
 
@@ -56,6 +58,7 @@ def load_checkpoint(
     *,
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
+    quantize: str | None = None,
     mmap: bool = False,
     ignore: Iterable[str] = (),
     progress: Callable[[int, int], None] | None = None,
@@ -67,6 +70,7 @@ def load_checkpoint(
         dtype: of the weights; by default fp32 on a CPU, where a GGUF's matrices stay in the form that the file has
             if the native kernels are there to read it, and what is stored on a GPU.
         device: by default a GPU if there is one.
+        quantize: what matrices become: ``q8_0``, ``q5_1`` … ``q4_k``; see ``formats.quantise``.
         mmap: map safetensors instead of reading them into private memory: faster to open, but the file must
             not change while the model lives.
         ignore: config keys to leave unread.
@@ -77,8 +81,9 @@ def load_checkpoint(
     """
     target = _device(device)
     number = dtype_named(dtype)
+    blocks = _blocks(quantize, number, target)
     if resolved.kind == "gguf":
-        return _load_gguf(resolved, number, target, progress)
+        return _load_gguf(resolved, number, target, blocks, progress)
     folder = resolved.path if resolved.kind == "folder" else resolved.path.parent
     family, spec, settings, config = read_config(folder, ignore)
     if number is None:
@@ -101,6 +106,7 @@ def load_checkpoint(
             device=target,
             base_prefix=family.base_prefix,
             progress=progress,
+            quantize=blocks,
         )
     finally:
         source.close()
@@ -109,7 +115,11 @@ def load_checkpoint(
 
 
 def _load_gguf(
-    resolved: Resolved, dtype: torch.dtype | None, device: torch.device, progress: Callable[[int, int], None] | None
+    resolved: Resolved,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    quantize: BlockType | None,
+    progress: Callable[[int, int], None] | None,
 ) -> Checkpoint:
     path = str(resolved.path)
     with open_gguf(resolved.path) as file:
@@ -127,9 +137,27 @@ def _load_gguf(
             device=device,
             progress=progress,
             keep=dtype is None and device.type == "cpu" and library() is not None,
+            quantize=quantize,
         )
         model.use_kernels()
         return Checkpoint(model.eval(), settings, resolved.path, resolved.origin, dict(file.metadata), file.type_of)
+
+
+def _blocks(name: str | None, dtype: torch.dtype | None, device: torch.device) -> BlockType | None:
+    """The type that matrices are to have, if one was named.
+
+    Raises:
+        RequestError: there is no such type, or nothing here could compute with it.
+    """
+    if name is None:
+        return None
+    wanted = ", ".join(QUANTISED).lower()
+    if not isinstance(name, str) or name.upper() not in QUANTISED:
+        raise RequestError("no such type", field="quantize", expected=wanted, got=name)
+    if missing() or device.type != "cpu" or dtype not in (None, torch.float32):
+        why = missing() or "blocks are for a CPU, and give fp32 numbers"
+        raise RequestError("blocks need the native kernels", field="quantize", expected=None, got=name, hint=why)
+    return BLOCK_TYPES[name.upper()]
 
 
 def _device(device: torch.device | str | None) -> torch.device:

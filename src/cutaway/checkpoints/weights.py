@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from cutaway.errors import DtypeError, ShapeMismatch
+from cutaway.formats.quantise import quantise, type_for
+from cutaway.formats.quants import BlockType
 from cutaway.formats.rules import Drop, Tie, WeightRule, by_rows
 from cutaway.kernels import Stored, stored_matrix
 from cutaway.models import Transformer
@@ -59,6 +61,7 @@ def fill(
     base_prefix: str = "",
     progress: Progress | None = None,
     keep: bool = False,
+    quantize: BlockType | None = None,
 ) -> None:
     """Give every parameter of ``model`` (built without memory) its tensor.
 
@@ -73,6 +76,7 @@ def fill(
         base_prefix: tried before a name where the body was saved without its head.
         progress: told (bytes done, bytes in all), of the model rather than the file.
         keep: leave matrices in the form that they are stored in, where kernels can read that.
+        quantize: what matrices become, those whose rows are whole blocks.
 
     Raises:
         ShapeMismatch: a tensor is missing, unexpected, or of another shape; names up to ten, and counts.
@@ -85,7 +89,8 @@ def fill(
         _compare_shapes(rule, own, source, stored, path)
 
     given: dict[str, Tensor] = {}
-    keeping = _matrices(model) if keep else frozenset()
+    matrices = _matrices(model)
+    keeping = matrices if keep and quantize is None else frozenset()
     sizes = [sum(math.prod(own[name]) for name in rule.ours) * dtype.itemsize for rule in used]
     for done, rule in enumerate(used):
         if rule.ours:
@@ -93,6 +98,9 @@ def fill(
             tensors = kept or rule.load(tuple(_read(source, stored[name], path) for name in rule.theirs))
             for name, tensor in zip(rule.ours, tensors, strict=True):
                 given[name] = tensor if kept else tensor.to(device=device, dtype=dtype)
+                kind = type_for(quantize, tensor.shape[-1]) if quantize is not None and name in matrices else None
+                if kind is not None:
+                    given[name] = stored_matrix(quantise(given[name], kind), kind.id, tensor.shape[1])
         if progress is not None:
             progress(sum(sizes[: done + 1]), sum(sizes))
     for rule in used:

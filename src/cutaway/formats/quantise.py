@@ -14,9 +14,19 @@ from torch import Tensor
 from cutaway.errors import DtypeError
 from cutaway.formats import kquantise
 from cutaway.formats.kquantise import halves, packed_nibbles
-from cutaway.formats.quants import BlockType, chunk_blocks
+from cutaway.formats.quants import BLOCK_TYPES, BlockType, chunk_blocks
 
 QUANTISED = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "Q6_K", "Q5_K", "Q4_K")
+# What takes the place of blocks of 256 where rows are not whole ones, as in llama.cpp.
+_NARROW = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+
+
+def type_for(type: BlockType, cols: int) -> BlockType | None:
+    """The type that rows of this width can have: the one asked for, a narrower block, or None."""
+    for name in (type.name, _NARROW.get(type.name, "")):
+        if name and cols % BLOCK_TYPES[name].block == 0:
+            return BLOCK_TYPES[name]
+    return None
 
 
 def quantise(weights: Tensor, type: BlockType) -> Tensor:
