@@ -10,11 +10,9 @@ from torch import Tensor
 
 from cutaway.checkpoints.load import Checkpoint
 from cutaway.errors import RequestError
-from cutaway.generation.checks import check_ids
-from cutaway.generation.inputs import is_list, plain, rows_of, texts_of, texts_or_pairs_of
+from cutaway.generation.inputs import is_list, rows_of, texts_of, texts_or_pairs_of
 from cutaway.generation.options import Options, takes_options
-from cutaway.generation.score import Score, score_ids
-from cutaway.generation.session import read_sources
+from cutaway.generation.score import Score, score
 from cutaway.generation.streamed import Stream
 from cutaway.generation.voice import Message, Prompt, Voice
 from cutaway.inspection import Edit, Trace, trace
@@ -108,6 +106,7 @@ class Model:
         text: str | Sequence[int],
         *,
         target: str | Sequence[int] | None = None,
+        top: int = 0,
         deterministic: bool = False,
     ) -> Score:
         """Log-probability of each token of a text (or of ids); of an encoder–decoder, of a target for a source.
@@ -115,24 +114,13 @@ class Model:
         Args:
             text: what is scored, or the source.
             target: of an encoder–decoder, what is scored, without the token that answers begin with.
+            top: how many of the likeliest tokens to report at each place.
             deterministic: the same bits as :meth:`generate` with this word reports.
 
         Raises:
             RequestError: nothing to score, or no tokenizer for a text.
         """
-        self._voice.must_generate()
-        ids = self.encode_prompt(text, "text")
-        if (target is None) is not (self.spec.source is None):
-            what = "an encoder–decoder scores a target for a source, other models score one text"
-            raise RequestError(what, field="target", got=target)
-        if target is None:
-            return Score(ids, score_ids(self.transformer, ids, steady=deterministic))
-        if isinstance(target, str):
-            mine = self._voice.cutter("target").target.encode(target)
-        else:
-            mine = check_ids(plain(target), self.spec.vocab_size, "target")
-        source = read_sources(self.transformer, [ids], steady=deterministic)
-        return Score(mine, score_ids(self.transformer, [*self._voice.start(), *mine], source, steady=deterministic)[1:])
+        return score(self._voice, text, target, top=top, deterministic=deterministic)
 
     # ── text ─────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -33,7 +33,12 @@ class Options(TypedDict, total=False):
         stop: texts or token ids that end the answer, beside the checkpoint's own end tokens.
         seed: same seed, same draw, whatever else is in the batch.
         n: answers to each prompt; of beams, the best so many of them.
-        logprobs: how many likeliest tokens to report at each place; 0 reports the chosen ones only.
+        logprobs: how many likeliest tokens to report at each place of the answer; 0 reports the chosen ones only.
+            These are the model's own, before anything here changes or filters them.
+        processed_logprobs: the same under the distribution that a token is chosen from: after penalties, biases,
+            rules and form, and where it is drawn, after temperature, top-k, top-p and min-p. What they forbid is not
+            listed. Of beams, what the answers' scores are sums of.
+        prompt_logprobs: the same of the prompt, as the model has it; with ``max_tokens=0`` that is all.
         num_beams: > 1 searches for the likeliest answers, so many at a time, as transformers does; that goes
             with no temperature and no stop texts. A temperature > 0 and no ``num_beams`` draws, whatever the
             checkpoint's own number is. None is the checkpoint's own, as for the next ones.
@@ -65,6 +70,8 @@ class Options(TypedDict, total=False):
     seed: int | None
     n: int
     logprobs: int | None
+    processed_logprobs: int | None
+    prompt_logprobs: int | None
     num_beams: int | None
     length_penalty: float | None
     early_stopping: bool | str | None
@@ -82,6 +89,10 @@ DEFAULTS: Mapping[str, Any] = {"max_tokens": "auto", "n": 1, "deterministic": Fa
 _ELSEWHERE = {
     "max_new_tokens": "max_tokens",
     "max_length": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "top_logprobs": "logprobs",
+    "output_scores": "processed_logprobs",
+    "echo": "prompt_logprobs",
     "do_sample": "temperature (0 is greedy)",
     "num_return_sequences": "n",
     "bad_words_ids": "bad_words",

@@ -31,9 +31,10 @@ def resolve(own: GenerationSettings, vocab_size: int, **options: Unpack[Options]
     given: Callable[..., Any] = options.get
     max_tokens, max_length = _lengths(own, given("max_tokens", DEFAULTS["max_tokens"]))
     n = whole("n", given("n", DEFAULTS["n"]), 1, MOST_CHOICES)
-    logprobs, seed = given("logprobs"), given("seed")
-    if logprobs is not None:
-        whole("logprobs", logprobs, 0)
+    seed = given("seed")
+    for name in ("logprobs", "processed_logprobs", "prompt_logprobs"):
+        if given(name) is not None:
+            whole(name, given(name), 0)
     texts, ids = _stops(given("stop"), vocab_size)
     if seed is not None:
         whole("seed", seed, -(2**63), 2**63 - 1)
@@ -80,7 +81,9 @@ def resolve(own: GenerationSettings, vocab_size: int, **options: Unpack[Options]
         stop_ids=frozenset(own.eos_ids) | frozenset(ids),
         seed=secrets.randbits(63) if seed is None else seed,
         n=n,
-        logprobs=logprobs,
+        logprobs=given("logprobs"),
+        processed_logprobs=given("processed_logprobs"),
+        prompt_logprobs=given("prompt_logprobs"),
         num_beams=beams,
         length_penalty=number(
             "length_penalty", _or(given("length_penalty"), own.length_penalty), -LENGTH_POWERS, LENGTH_POWERS
