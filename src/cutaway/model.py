@@ -10,11 +10,13 @@ from torch import Tensor
 
 from cutaway.checkpoints.load import Checkpoint
 from cutaway.errors import RequestError
-from cutaway.generation.inputs import is_list, rows_of, texts_of, texts_or_pairs_of
+from cutaway.generation import asynchronous
+from cutaway.generation.asynchronous import AsyncStream
+from cutaway.generation.inputs import rows_of, texts_of, texts_or_pairs_of
 from cutaway.generation.options import Options, takes_options
 from cutaway.generation.score import Score, score
-from cutaway.generation.streamed import Stream
-from cutaway.generation.voice import Message, Prompt, Voice
+from cutaway.generation.streamed import Stream, check_one
+from cutaway.generation.voice import Message, Prompt, Voice, as_asked
 from cutaway.inspection import Edit, Trace, trace
 from cutaway.models import Transformer
 from cutaway.spec import GenerationSettings, ModelSpec
@@ -146,8 +148,7 @@ class Model:
         run = self._voice.run(prompt, **options)
         for _ in run:
             pass
-        results = run.results()
-        return results if is_list(prompt) or options.get("n", 1) > 1 else results[0]
+        return as_asked(run.results(), prompt, options)
 
     @takes_options
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
@@ -156,11 +157,19 @@ class Model:
         Takes the arguments of :meth:`generate`. The pieces joined are its ``text``; ``.result`` is the
         :class:`Generation` so far.
         """
-        if is_list(prompt):
-            raise RequestError("one prompt is streamed at a time", field="prompt", hint="Use generate for a list.")
-        if options.get("n", 1) != 1:
-            raise RequestError("one answer is streamed at a time", field="n", expected=1, got=options["n"])
+        check_one(prompt, options)
         return Stream(self._voice.run(prompt, **options))
+
+    @takes_options
+    async def agenerate(self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Any:
+        """As :meth:`generate`, for an event loop, which goes on meanwhile: see ``generation.asynchronous``."""
+        return as_asked(await asynchronous.generate(self._voice, prompt, **options), prompt, options)
+
+    @takes_options
+    def astream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
+        """As :meth:`stream`, for ``async for``. Leaving the loop ends the run before its next pass."""
+        check_one(prompt, options)
+        return AsyncStream(self._voice, prompt, **options)
 
     def encode_prompt(self, prompt: Prompt, field: str = "prompt") -> list[int]:
         """The ids that a prompt stands for: text, messages through the chat template, or ids as they are.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -124,7 +124,11 @@ class Run:
         """End before the next pass; may be called from another thread. Rows that go on are left without a reason."""
         self._stopped = True
 
-    def _steps_of(self) -> Iterator[tuple[int, str]]:
+    def close(self) -> None:
+        """Let go of what was read; no further step comes. Not while one is being made."""
+        self._steps.close()
+
+    def _steps_of(self) -> Generator[tuple[int, str], None, None]:
         done = all(row.finish_reason for row in self.rows)
         if not done or (self.rows and self._sampling.prompt_logprobs is not None):
             steps = self._loop if self._sampling.num_beams == 1 else self._search
@@ -146,6 +150,7 @@ class Run:
 
     def _read_prompts(self) -> tuple[Session, Tensor]:
         """A row for each prompt, read, and what comes next. [prompts, vocab]"""
+        self._between()
         self._began = perf_counter()
         session, top, steady = self._session(), self._sampling.prompt_logprobs, self._sampling.deterministic
         session.between = self._between

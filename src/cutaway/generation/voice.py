@@ -14,6 +14,7 @@ from cutaway.generation.generate import Run
 from cutaway.generation.inputs import is_list, plain
 from cutaway.generation.options import Options
 from cutaway.generation.params import resolve
+from cutaway.generation.result import Generation
 from cutaway.generation.sampling import Sampling
 from cutaway.models import Transformer
 from cutaway.spec import GenerationSettings
@@ -126,3 +127,8 @@ class Voice:
             hint = "Give token ids instead." if ids else "Load it from a folder that has one, or set model.tokenizer."
             raise RequestError("this model came without a tokenizer", field=field, hint=hint)
         return self.tokenizer
+
+
+def as_asked(results: list[Generation], prompt: Prompt | Sequence[Prompt], options: Options) -> Any:
+    """One answer for one prompt, a list of them for a list of prompts or for several answers."""
+    return results if is_list(prompt) or options.get("n", 1) > 1 else results[0]
