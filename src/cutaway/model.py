@@ -14,6 +14,7 @@ from cutaway.generation import asynchronous
 from cutaway.generation.asynchronous import AsyncStream
 from cutaway.generation.inputs import rows_of, texts_of, texts_or_pairs_of
 from cutaway.generation.options import Options, takes_options
+from cutaway.generation.progress import Report, Tally, meter
 from cutaway.generation.score import Score, score
 from cutaway.generation.streamed import Stream, check_one
 from cutaway.generation.voice import Message, Prompt, Voice, as_asked
@@ -127,7 +128,9 @@ class Model:
     # ── text ─────────────────────────────────────────────────────────────────────────────────────────────
 
     @takes_options
-    def generate(self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Any:
+    def generate(
+        self, prompt: Prompt | Sequence[Prompt], *, progress: Report | bool | None = None, **options: Unpack[Options]
+    ) -> Any:
         """Continue a prompt, or several at once.
 
         A model whose rotary positions change with the length (LongRoPE, dynamic NTK) reads the whole prompt as long
@@ -136,6 +139,7 @@ class Model:
         Args:
             prompt: a text, messages (``[{"role": …, "content": …}, …]``), ids, or a list of any of these. Strings
                 that look like control tokens are plain text. An empty text starts from the tokenizer's BOS.
+            progress: called with a :class:`~cutaway.generation.progress.Tally` before each pass; True shows a line.
             **options: see :class:`cutaway.generation.options.Options`.
 
         Returns:
@@ -146,8 +150,10 @@ class Model:
             ContextExceeded: a prompt longer than a learned table of positions.
         """
         run = self._voice.run(prompt, **options)
-        for _ in run:
-            pass
+        with meter(progress) as report:
+            run.watch = None if report is None else lambda rows: report(Tally.of(rows))
+            for _ in run:
+                pass
         return as_asked(run.results(), prompt, options)
 
     @takes_options
