@@ -10,8 +10,10 @@ from torch import Tensor
 
 from cutaway.checkpoints.load import Checkpoint
 from cutaway.errors import RequestError
+from cutaway.formats.files import StrPath
 from cutaway.generation import asynchronous
 from cutaway.generation.asynchronous import AsyncStream
+from cutaway.generation.batch_file import FileReport, generate_file
 from cutaway.generation.inputs import rows_of, texts_of, texts_or_pairs_of
 from cutaway.generation.options import Options, takes_options
 from cutaway.generation.progress import Report, Tally, meter
@@ -176,6 +178,43 @@ class Model:
         """As :meth:`stream`, for ``async for``. Leaving the loop ends the run before its next pass."""
         check_one(prompt, options)
         return AsyncStream(self._voice, prompt, **options)
+
+    @takes_options
+    def generate_file(
+        self,
+        source: StrPath,
+        out: StrPath,
+        *,
+        batch: int | None = None,
+        restart: bool = False,
+        progress: Report | bool | None = None,
+        **options: Unpack[Options],
+    ) -> FileReport:
+        """Answer a file of prompts: a JSON object a line, in the order of the prompts.
+
+        Killed at any moment, the same call goes on, and the file ends with the same bytes. Meanwhile nobody else may
+        write there. ``OUT.run`` says what it was made of and with; ``OUT.lock`` is there while somebody works.
+
+        Args:
+            source: JSON lines with ``prompt`` (a text, or ids) or ``messages``, perhaps ``id`` and options of their
+                own; or a text a line (see :class:`~cutaway.generation.prompt_file.PromptFile`); ``-`` is standard
+                input. All of it is checked before the first is answered.
+            out: where answers go; ``-`` prints them, and keeps nothing to go on from.
+            batch: prompts that are answered together; None for what was said before, or 8. Another number may go on
+                with what is there: the rest is then the same but for near-ties, with ``deterministic`` the same bits.
+            restart: throw away what is there.
+            progress: as for :meth:`generate`.
+            **options: as for :meth:`generate`. The prompt of index i, from 0, is drawn with ``seed`` + i, unless its
+                line has a ``seed``; without one, a first call draws it and later ones go on with that.
+
+        Raises:
+            DatasetError: a line is no prompt, or asks for something that makes no sense; the path has the line.
+            ContextExceeded: a prompt longer than a learned table of positions.
+            ResumeMismatch: what is there was made of other prompts, with another model or other settings, by name.
+            LockedError: another process is writing there.
+            StorageError: the disk refuses. What was written stays.
+        """
+        return generate_file(self._voice, source, out, batch=batch, restart=restart, progress=progress, **options)
 
     def encode_prompt(self, prompt: Prompt, field: str = "prompt") -> list[int]:
         """The ids that a prompt stands for: text, messages through the chat template, or ids as they are.

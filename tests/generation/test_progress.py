@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from cutaway.errors import RequestError
+from cutaway.generation import progress
 from cutaway.generation.progress import Tally, meter
 from cutaway.model import Model
 from tests.reference import tiny
@@ -78,17 +79,22 @@ def test_a_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lines_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One every five seconds, and the last one."""
+    """One every five seconds, and the last one; nothing of what took no time."""
     lines = shown(io.StringIO(), monkeypatch, 0.3).splitlines()
     assert len(lines) == 6
     assert lines[-1] == "9 of 10 answers, 990 tokens, 33.0 tokens/s"
     assert "\x1b" not in "".join(lines)
-    assert shown(io.StringIO(), monkeypatch, 0.001).splitlines() == ["9 of 10 answers, 990 tokens, 9,900.0 tokens/s"]
+    assert shown(io.StringIO(), monkeypatch, 0.001) == ""
 
 
-def test_nothing_unless_asked(model: Model, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_unless_asked(
+    model: Model, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model.generate(PROMPTS, max_tokens=3)
     model.generate(PROMPTS, max_tokens=3, progress=False)
     assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(progress, "SELDOM", 0.0)
     model.generate(PROMPTS, max_tokens=3, progress=True)
-    assert "3 of 3 answers" in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert "3 of 3 answers" in err
+    assert out == ""

@@ -13,6 +13,7 @@ from cutaway.cli.common import Settings, as_input, load_model, text_argument
 from cutaway.cli.forms import forming, read_forms
 from cutaway.cli.kinds import check_able
 from cutaway.cli.options import COUNT, shared
+from cutaway.cli.prompts import answer_file, check_many, many
 from cutaway.cli.sampling import as_dict, generate, note_end, stats_line, stream, times, token_text
 from cutaway.cli.text import counted, safe, table, visible
 from cutaway.errors import RequestError
@@ -33,10 +34,22 @@ if TYPE_CHECKING:
 @forming
 @click.option("--logprobs", type=COUNT, metavar="K", help="Log-probabilities of the chosen and the K best tokens.")
 @click.option("--echo", is_flag=True, help="Print the prompt first, with --logprobs its tokens' too.")
+@many
 @click.option("--stats", is_flag=True, help="Tokens a second, and the time to the first.")
 @click.option("--special", is_flag=True, help="Control tokens typed in the prompt count as such, not as text.")
 @shared("model", "load", "seed", "lines")
-def command(settings: Settings, /, prompt: str | None, echo: bool, stats: bool, special: bool, **options: Any) -> None:
+def command(
+    settings: Settings,
+    /,
+    prompt: str | None,
+    echo: bool,
+    stats: bool,
+    special: bool,
+    prompts: str | None,
+    batch: int | None,
+    restart: bool,
+    **options: Any,
+) -> None:
     """Complete PROMPT, printing the text as it comes; an encoder-decoder answers it (translates, sums up) instead.
 
     Without PROMPT, or with -, the prompt is read from standard input; one line end at its end is left out. To talk
@@ -44,7 +57,9 @@ def command(settings: Settings, /, prompt: str | None, echo: bool, stats: bool, 
     """
     check_together(options)
     options = read_forms(options)
-    text = text_argument(prompt, missing="No prompt. Give one, pipe one in, or talk with `cutaway chat`.")
+    check_many(settings, prompts, batch, restart, PROMPT=prompt, **{"--echo": echo, "--special": special})
+    missing = "No prompt. Give one, pipe one in, or talk with `cutaway chat`."
+    text = text_argument(prompt, missing=missing) if prompts is None else ""
     start = time.perf_counter()
     model = load_model(settings)
     load_s = time.perf_counter() - start
@@ -52,8 +67,11 @@ def command(settings: Settings, /, prompt: str | None, echo: bool, stats: bool, 
     if echo and model.spec.source is not None:
         what, hint = "the answer of an encoder-decoder does not go on from the prompt", "leave --echo out"
         raise RequestError(what, field="--echo", hint=hint)
-    ids = _ids(model, text, special)
     arguments = given({"seed": settings.seed, **options}.items())
+    if prompts is not None:
+        note_idle(settings, model, arguments)
+        return answer_file(settings, model, prompts, batch, restart, arguments, stats, load_s)
+    ids = _ids(model, text, special)
     note_idle(settings, model, arguments)
     if echo and "logprobs" in arguments:
         arguments["prompt_logprobs"] = arguments["logprobs"]

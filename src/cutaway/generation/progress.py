@@ -45,7 +45,7 @@ def meter(
 
     Args:
         progress: a function; True for a line on standard error: on a terminal one that changes and goes away, elsewhere
-            a new one every few seconds and at the end; None for nothing.
+            a new one every few seconds; None for nothing.
 
     Raises:
         RequestError: something else.
@@ -86,7 +86,7 @@ class _Line:
     def close(self) -> None:
         if self._changes:
             print("\r\x1b[K", end="", file=self._stream, flush=True)
-        elif self._now != self._said:
+        elif self._said not in ("", self._now):  # what took no time is not worth a line
             self._say()
 
     def _say(self) -> None:

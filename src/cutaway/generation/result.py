@@ -20,6 +20,9 @@ class Usage:
         """Both."""
         return self.prompt_tokens + self.completion_tokens
 
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(self.prompt_tokens + other.prompt_tokens, self.completion_tokens + other.completion_tokens)
+
     @classmethod
     def of(cls, generations: Iterable[Generation]) -> Usage:
         """Of everything that one call gave: a prompt counts once, however many answers it has."""

@@ -64,11 +64,13 @@ class Voice:
         sampling = self.sampling(**options)
         return self.run_ids(self.all_ids(prompt), sampling)
 
-    def run_ids(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Run:
-        """The same of ids: prompts, or what an encoder–decoder answers."""
+    def run_ids(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, each: Sequence[Sampling] | None = None
+    ) -> Run:
+        """The same of ids: prompts, or what an encoder–decoder answers. ``each`` is as for ``Run``."""
         if self.model.spec.source is None:
-            return Run(self.model, self.tokenizer, prompts, sampling)
-        return Run(self.model, self.tokenizer, [self.start()] * len(prompts), sampling, prompts)
+            return Run(self.model, self.tokenizer, prompts, sampling, None, each)
+        return Run(self.model, self.tokenizer, [self.start()] * len(prompts), sampling, prompts, each)
 
     def all_ids(self, prompt: Prompt | Sequence[Prompt]) -> list[list[int]]:
         """The ids of one prompt, or of each of several."""
