@@ -314,12 +314,8 @@ def test_cut_off_anywhere(model: Model, source: Path, how: dict[str, Any]) -> No
     model.generate_file(source, out, **how)
     wanted, chance = out.read_bytes(), random.Random(0)
     ends = [i + 1 for i, byte in enumerate(wanted) if byte == ord("\n")]
-    for size in [
-        *chance.sample(ends, 5),
-        *(end - 1 for end in chance.sample(ends, 3)),
-        *chance.sample(range(len(wanted)), 6),
-        0,
-    ]:
+    sizes = [*chance.sample(ends, 3), *(end - 1 for end in chance.sample(ends, 2)), 0]
+    for size in [*sizes, *chance.sample(range(len(wanted)), 3)]:
         out.write_bytes(wanted[:size])
         report = model.generate_file(source, out, **how)
         assert out.read_bytes() == wanted, size
@@ -332,7 +328,7 @@ def test_only_what_is_missing_is_computed(model: Model, source: Path, monkeypatc
     out = source.with_name("out")
     model.generate_file(source, out, batch=2, **HOW)
     wanted = out.read_bytes()
-    out.write_bytes(b"".join(wanted.splitlines(True)[:9]))
+    out.write_bytes(b"".join(wanted.splitlines(True)[:7]))
     passes: list[int] = []
     hidden = model.transformer.hidden
     monkeypatch.setattr(
@@ -340,7 +336,7 @@ def test_only_what_is_missing_is_computed(model: Model, source: Path, monkeypatc
     )
     model.generate_file(source, out, batch=2, **HOW)
     assert out.read_bytes() == wanted
-    assert len(passes) <= 10  # of two batches; all of them take thirty
+    assert len(passes) <= 15  # of one batch of the first four, and of two later ones; all of them take thirty
 
 
 def test_without_a_seed_it_goes_on_with_the_one_it_drew(model: Model, source: Path) -> None:
