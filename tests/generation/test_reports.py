@@ -234,12 +234,13 @@ def test_a_bias_and_forbidden_words(model: Model, hf: Any) -> None:
 
 def test_beams_are_sums_of_what_is_processed(model: Model) -> None:
     """An answer's score is its processed log-probabilities over length ** penalty; transformers adds up the same."""
-    how = {"num_beams": 4, "n": 4, "length_penalty": 0.7, "no_repeat_ngram_size": 2, "max_tokens": 9}
+    how = {"num_beams": 4, "n": 4, "length_penalty": 0.7, "repetition_penalty": 1.5, "max_tokens": 9}
     for result in model.generate(PROMPT, processed_logprobs=2, logprobs=2, **how):
         total = sum(entry.logprob for entry in result.processed_logprobs)
         assert result.score == pytest.approx(total / len(result.tokens) ** 0.7, abs=1e-5)
         assert [entry.token for entry in result.processed_logprobs] == result.tokens
-        assert len(result.logprobs) == len(result.tokens)
+        assert [entry.token for entry in result.logprobs] == result.tokens
+        assert [entry.logprob for entry in result.logprobs] != [entry.logprob for entry in result.processed_logprobs]
 
 
 def test_a_form_is_among_what_changes_them(folder: Path) -> None:
