@@ -94,6 +94,24 @@ def test_s12_echo_has_the_prompts_logprobs(call: Call, folder: Path, n: int, top
     assert "–" in table[0]
 
 
+def test_v04_how_long_an_answer_may_be(call: Call, folder: Path) -> None:
+    """Case V04: 0 and 1 are lengths, −1 and words are not; what is cut says so."""
+    for n in (0, 1):
+        value = call("run", "the", "-m", folder, "-n", n, "-t", 0, "--json").json
+        assert (len(value["tokens"]), value["finish_reason"]) == (n, "length")
+    for n in (-1, "all", 1.5, ""):
+        done = call("run", "the", "-m", folder, "-n", n)
+        assert (done.code, done.out) == (2, "")
+
+
+def test_v05_a_prompt_counts_once(call: Call, folder: Path) -> None:
+    """Case V05: of three answers together, and of each."""
+    value = call("run", "the", "-m", folder, "-n", 4, "-t", 1, "--seed", 1, "--answers", 3, "--json").json
+    written = sum(len(choice["tokens"]) for choice in value["choices"])
+    assert value["usage"] == {"prompt_tokens": 2, "completion_tokens": written, "total_tokens": 2 + written}
+    assert [choice["usage"]["prompt_tokens"] for choice in value["choices"]] == [2, 2, 2]
+
+
 def test_v06_bytes_of_a_token(call: Call, folder: Path) -> None:
     """Case V06: the bytes of each token, alternatives too; joined they are the text, with no U+FFFD."""
     words = ("run", "the", "-m", folder, "--choice", "é🙂", "-t", 0, "--logprobs", 3, "--json")

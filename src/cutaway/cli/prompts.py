@@ -89,12 +89,10 @@ def answer_file(
         return
     made = report.prompts - report.kept
     if settings.json:
-        usage = {
-            "prompt_tokens": report.usage.prompt_tokens,
-            "completion_tokens": tokens,
-            "total_tokens": report.usage.total_tokens,
-        }
-        facts = {"out": out, "prompts": report.prompts, "kept": report.kept, "written": made, "usage": usage}
+        from cutaway.generation.report import usage_as_plain
+
+        facts = {"out": out, "prompts": report.prompts, "kept": report.kept, "written": made}
+        facts["usage"] = usage_as_plain(report.usage)
         settings.out = None  # which has the answers
         settings.emit_json(facts)
         return

@@ -89,10 +89,8 @@ def as_dict(
     from cutaway.generation.report import as_plain
 
     chosen = asdict(settled(model, options))
-    answers = [as_plain(result, model.tokenizer) for result in results]
     return {
-        **answers[0],
-        **({"choices": answers} if len(answers) > 1 else {}),
+        **as_plain(results, model.tokenizer),
         "timing": times(load_s, results),
         "model": {"name": settings.model, "origin": model.origin, "family": model.spec.family},
         "settings": {key: _plain(value) for key, value in chosen.items() if key not in ("n", "logit_bias")},

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 from cutaway.errors import RequestError
 from cutaway.formats.files import StrPath, sweep
@@ -223,12 +223,8 @@ class Answers:
         return [results[i : i + n] for i in range(0, len(results), n)]
 
     def _line(self, one: _Asked, results: list[Generation], name: str) -> str:
-        answers = [as_plain(result, self._voice.tokenizer) for result in results]
-        used = Usage.of(results)
-        several = {"choices": answers} if len(answers) > 1 else {}
-        value = {"index": one.index, **one.line.rest, **answers[0], **several, **({"run": name} if name else {})}
-        value["usage"] = {**cast(dict[str, int], answers[0]["usage"])}
-        value["usage"] |= {"completion_tokens": used.completion_tokens, "total_tokens": used.total_tokens}
+        said = as_plain(results, self._voice.tokenizer)
+        value = {"index": one.index, **one.line.rest, **said, **({"run": name} if name else {})}
         # JSON takes these as they are; what reads a file line by line may take them for the end of one.
         text = to_json(value)
         for letter in "\x85\u2028\u2029":

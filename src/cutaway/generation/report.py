@@ -1,16 +1,28 @@
-"""An answer as plain data, for JSON."""
+"""Answers as plain data, for JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from cutaway.generation.logprobs import TokenLogprob
-from cutaway.generation.result import Generation
+from cutaway.generation.result import Generation, Usage
 from cutaway.tokenizers.tokenizer import Tokenizer
 
 
-def as_plain(result: Generation, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """What came of a prompt, without times; ``tokenizer`` is the model's."""
+def as_plain(results: Sequence[Generation], tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """What came of a prompt, without times: the first answer, of several all as ``choices``, and what they cost.
+
+    Args:
+        results: the answers to one prompt.
+        tokenizer: the model's.
+    """
+    answers = [_answer(result, tokenizer) for result in results]
+    several = {"choices": answers} if len(answers) > 1 else {}
+    return {**answers[0], "usage": usage_as_plain(Usage.of(results)), **several}
+
+
+def _answer(result: Generation, tokenizer: Tokenizer | None) -> dict[str, Any]:
     entries = {"logprobs": result.logprobs}
     for name, found in (("prompt_logprobs", result.prompt_logprobs), ("processed_logprobs", result.processed_logprobs)):
         if found is not None:
@@ -21,12 +33,17 @@ def as_plain(result: Generation, tokenizer: Tokenizer | None) -> dict[str, Any]:
         "tokens": result.tokens,
         "finish_reason": result.finish_reason,
         "score": result.score,
-        "usage": {
-            "prompt_tokens": result.usage.prompt_tokens,
-            "completion_tokens": result.usage.completion_tokens,
-            "total_tokens": result.usage.total_tokens,
-        },
+        "usage": usage_as_plain(result.usage),
         **{name: None if found is None else [_entry(one, words) for one in found] for name, found in entries.items()},
+    }
+
+
+def usage_as_plain(usage: Usage) -> dict[str, int]:
+    """With its sum."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
     }
 
 
