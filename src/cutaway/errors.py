@@ -14,7 +14,7 @@
     ├── UnsupportedModelError  a family or option that cutaway does not have
     ├── TokenizerError         a vocabulary is damaged or cannot do this
     ├── TemplateError          a chat template is unsafe, broken or refuses the messages
-    ├── DatasetError           training data is unusable
+    ├── DatasetError           a file of prompts or training data is unusable
     ├── DownloadError          the network gave something else than was asked
     │   └── OfflineError       ... or may not be used and the file is not here
     ├── StorageError           the disk refused
@@ -32,6 +32,7 @@
 from __future__ import annotations
 
 from os import PathLike, fspath
+from typing import Self
 
 __all__ = [
     "ConfigError",
@@ -115,6 +116,11 @@ class CutawayError(Exception):
         self._hint = hint
         self.__notes__ = [] if hint is None else [hint]
 
+    def at(self, path: str | PathLike[str]) -> Self:
+        """The same error, with the file that it turned out to be about."""
+        facts = {"field": self.field, "offset": self.offset, "expected": self.expected, "got": self.got}
+        return type(self)(self.what, path=path, hint=self.hint, **facts)  # type: ignore[arg-type]
+
     def line(self) -> str:
         """The error as one line, without the hint."""
         place = [part for part in (self.path and _short(self.path), self.field) if part]
@@ -196,7 +202,7 @@ class TemplateError(CutawayError):
 
 
 class DatasetError(CutawayError):
-    """Training data is missing or unusable."""
+    """A file of prompts, or training data, is missing or unusable."""
 
     code = "dataset"
 

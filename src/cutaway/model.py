@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
-from inspect import signature
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 import torch
 from torch import Tensor
 
 from cutaway.checkpoints.load import Checkpoint
 from cutaway.errors import RequestError
-from cutaway.generation.checks import check_ids
-from cutaway.generation.generate import Run
-from cutaway.generation.inputs import is_list, plain, rows_of, texts_of, texts_or_pairs_of
-from cutaway.generation.params import Words
-from cutaway.generation.params import resolve as resolve_sampling
-from cutaway.generation.sampling import Sampling
-from cutaway.generation.score import Score, score_ids
-from cutaway.generation.session import read_sources
-from cutaway.generation.streamed import Stream
+from cutaway.formats.files import StrPath
+from cutaway.generation import asynchronous
+from cutaway.generation.asynchronous import AsyncStream
+from cutaway.generation.batch_file import FileReport, generate_file
+from cutaway.generation.inputs import rows_of, texts_of, texts_or_pairs_of
+from cutaway.generation.options import Options, takes_options
+from cutaway.generation.progress import Report, Tally, meter
+from cutaway.generation.score import Score, score
+from cutaway.generation.streamed import Stream, check_one
+from cutaway.generation.voice import Message, Prompt, Voice, as_asked
 from cutaway.inspection import Edit, Trace, trace
 from cutaway.models import Transformer
 from cutaway.spec import GenerationSettings, ModelSpec
@@ -31,21 +30,9 @@ from cutaway.tasks.vectors import embed
 from cutaway.tasks.whole import Ragged, final
 from cutaway.tokenizers.tokenizer import Tokenizer
 
-Message: TypeAlias = Mapping[str, Any]
-Prompt: TypeAlias = str | Sequence[int] | Sequence[Message] | Tensor
+__all__ = ["Ids", "Message", "Model", "Prompt"]
+
 Ids: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | Tensor
-_SETTINGS = frozenset(signature(resolve_sampling).parameters) - {"own", "vocab_size"}
-# What others call it.
-_ELSEWHERE = {
-    "max_new_tokens": "max_tokens",
-    "max_length": "max_tokens",
-    "do_sample": "temperature (0 is greedy)",
-    "num_return_sequences": "n",
-    "bad_words_ids": "bad_words",
-    "min_new_tokens": "min_tokens",
-    "stop_strings": "stop",
-    "edits": "model.trace, which takes edits and max_tokens",
-}
 
 
 class Model:
@@ -124,6 +111,7 @@ class Model:
         text: str | Sequence[int],
         *,
         target: str | Sequence[int] | None = None,
+        top: int = 0,
         deterministic: bool = False,
     ) -> Score:
         """Log-probability of each token of a text (or of ids); of an encoder–decoder, of a target for a source.
@@ -131,56 +119,19 @@ class Model:
         Args:
             text: what is scored, or the source.
             target: of an encoder–decoder, what is scored, without the token that answers begin with.
+            top: how many of the likeliest tokens to report at each place.
             deterministic: the same bits as :meth:`generate` with this word reports.
 
         Raises:
             RequestError: nothing to score, or no tokenizer for a text.
         """
-        self._must_generate()
-        ids = self.encode_prompt(text, "text")
-        if (target is None) is not (self.spec.source is None):
-            what = "an encoder–decoder scores a target for a source, other models score one text"
-            raise RequestError(what, field="target", got=target)
-        if target is None:
-            return Score(ids, score_ids(self.transformer, ids, steady=deterministic))
-        if isinstance(target, str):
-            mine = self._tokenizer("target").target.encode(target)
-        else:
-            mine = check_ids(plain(target), self.spec.vocab_size, "target")
-        source = read_sources(self.transformer, [ids], steady=deterministic)
-        return Score(mine, score_ids(self.transformer, [*self._start(), *mine], source, steady=deterministic)[1:])
+        return score(self._voice, text, target, top=top, deterministic=deterministic)
 
     # ── text ─────────────────────────────────────────────────────────────────────────────────────────────
 
+    @takes_options
     def generate(
-        self,
-        prompt: Prompt | Sequence[Prompt],
-        *,
-        max_tokens: int | Literal["auto"] | None = "auto",
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float | None = None,
-        frequency_penalty: float | None = None,
-        presence_penalty: float | None = None,
-        logit_bias: Mapping[int, float] | None = None,
-        bad_words: Words | None = None,
-        no_repeat_ngram_size: int | None = None,
-        min_tokens: int | None = None,
-        stop: str | int | Sequence[str | int] | None = None,
-        seed: int | None = None,
-        n: int = 1,
-        logprobs: int | None = None,
-        num_beams: int | None = None,
-        length_penalty: float | None = None,
-        early_stopping: bool | str | None = None,
-        deterministic: bool = False,
-        schema: Mapping[str, Any] | str | bool | None = None,
-        regex: str | None = None,
-        grammar: str | None = None,
-        choices: Sequence[str] | None = None,
-        **unknown: Any,
+        self, prompt: Prompt | Sequence[Prompt], *, progress: Report | bool | None = None, **options: Unpack[Options]
     ) -> Any:
         """Continue a prompt, or several at once.
 
@@ -190,34 +141,8 @@ class Model:
         Args:
             prompt: a text, messages (``[{"role": …, "content": …}, …]``), ids, or a list of any of these. Strings
                 that look like control tokens are plain text. An empty text starts from the tokenizer's BOS.
-            max_tokens: most tokens to produce; None for as many as the model was trained for; "auto" for the
-                checkpoint's ``max_new_tokens``, or an encoder–decoder's ``max_length``, or else 256.
-            temperature: 0 is greedy; None is the checkpoint's own setting, as for the next ones.
-            top_k, top_p, min_p: keep the k best; the likeliest that reach p; those at least p times as likely as
-                the best. They come in this order, after the temperature.
-            repetition_penalty: > 1 makes tokens of prompt and answer less likely again.
-            frequency_penalty, presence_penalty: taken off for each time, and once, a token was produced.
-            logit_bias: token id → added to its logit.
-            bad_words: texts, token ids or lists of these that are not produced, beside the checkpoint's own.
-            no_repeat_ngram_size: no sequence of so many tokens comes twice in prompt and answer.
-            min_tokens: before so many, no end token and no id of ``stop`` is chosen. A stop text ends at any time.
-            stop: texts or token ids that end the answer, beside the checkpoint's own end tokens.
-            seed: same seed, same draw, whatever else is in the batch.
-            n: answers to each prompt; of beams, the best so many of them.
-            logprobs: how many likeliest tokens to report at each place; 0 reports the chosen ones only.
-            num_beams: > 1 searches for the likeliest answers, so many at a time, as transformers does; that goes
-                with no temperature and no stop texts. A temperature > 0 and no ``num_beams`` draws, whatever the
-                checkpoint's own number is. None is the checkpoint's own, as for the next ones.
-            length_penalty: answers are compared by log-probability / length ** this; > 0 is for longer ones.
-            early_stopping: True ends at ``num_beams`` answers, False when the best running one, as long as it is,
-                is no better than those, "never" when none could be at any length.
-            deterministic: the same request gives the same tokens and the same bits of every log-probability, alone or
-                in any batch, whatever was kept of its beginning, with any number of threads. It costs time, and is
-                refused where this machine or this model cannot keep it.
-            schema, regex, grammar, choices: the whole answer is JSON of this schema (a mapping, JSON text, or True for
-                any JSON), matches this expression (Rust's syntax), this grammar (Lark, as llguidance takes it), or is
-                one of these texts. One of the four, without beams; needs ``pip install 'cutaway[grammar]'``. What
-                ends at ``max_tokens`` or at a stop text (``stop``) may be cut short.
+            progress: called with a :class:`~cutaway.generation.progress.Tally` before each pass; True shows a line.
+            **options: see :class:`cutaway.generation.options.Options`.
 
         Returns:
             A :class:`Generation`; a list of them for a list of prompts or n > 1 (n for each prompt, in order).
@@ -226,92 +151,70 @@ class Model:
             RequestError: an argument that makes no sense, by name.
             ContextExceeded: a prompt longer than a learned table of positions.
         """
-        run = self._run(
-            prompt,
-            **unknown,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            logit_bias=logit_bias,
-            bad_words=bad_words,
-            no_repeat_ngram_size=no_repeat_ngram_size,
-            min_tokens=min_tokens,
-            stop=stop,
-            seed=seed,
-            n=n,
-            logprobs=logprobs,
-            num_beams=num_beams,
-            length_penalty=length_penalty,
-            early_stopping=early_stopping,
-            deterministic=deterministic,
-            schema=schema,
-            regex=regex,
-            grammar=grammar,
-            choices=choices,
-        )
-        for _ in run:
-            pass
-        results = run.results()
-        return results if is_list(prompt) or n > 1 else results[0]
+        run = self._voice.run(prompt, **options)
+        with meter(progress) as report:
+            run.watch = None if report is None else lambda rows: report(Tally.of(rows))
+            for _ in run:
+                pass
+        return as_asked(run.results(), prompt, options)
 
-    def stream(self, prompt: Prompt, **arguments: Any) -> Stream:
+    @takes_options
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """Continue one prompt and hand out text as it is finished, character by character whole.
 
         Takes the arguments of :meth:`generate`. The pieces joined are its ``text``; ``.result`` is the
         :class:`Generation` so far.
         """
-        if is_list(prompt):
-            raise RequestError("one prompt is streamed at a time", field="prompt", hint="Use generate for a list.")
-        if arguments.get("n", 1) != 1:
-            raise RequestError("one answer is streamed at a time", field="n", expected=1, got=arguments["n"])
-        return Stream(self._run(prompt, **arguments))
+        check_one(prompt, options)
+        return Stream(self._voice.run(prompt, **options))
 
-    def _run(self, prompt: Prompt | Sequence[Prompt], **arguments: Any) -> Run:
-        self._must_generate()
-        for name in arguments.keys() - _SETTINGS:
-            near = _ELSEWHERE.get(name) or next(iter(get_close_matches(name, _SETTINGS, n=1)), None)
-            raise RequestError("unknown argument", field=name, hint=near and f"Did you mean {near}?")
-        sampling = resolve_sampling(self.settings, self.spec.vocab_size, **arguments)
-        read = self._encode_prompts(prompt)
-        if self.spec.source is None:
-            return Run(self.transformer, self.tokenizer, read, sampling)
-        return Run(self.transformer, self.tokenizer, [self._start()] * len(read), sampling, read)
+    @takes_options
+    async def agenerate(self, prompt: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Any:
+        """As :meth:`generate`, for an event loop, which goes on meanwhile: see ``generation.asynchronous``."""
+        return as_asked(await asynchronous.generate(self._voice, prompt, **options), prompt, options)
 
-    def _start(self) -> list[int]:
-        """What an encoder–decoder's answers begin with.
+    @takes_options
+    def astream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
+        """As :meth:`stream`, for ``async for``. Leaving the loop ends the run before its next pass."""
+        check_one(prompt, options)
+        return AsyncStream(self._voice, prompt, **options)
+
+    @takes_options
+    def generate_file(
+        self,
+        source: StrPath,
+        out: StrPath,
+        *,
+        batch: int | None = None,
+        restart: bool = False,
+        progress: Report | bool | None = None,
+        **options: Unpack[Options],
+    ) -> FileReport:
+        """Answer a file of prompts: a JSON object a line, in the order of the prompts.
+
+        Killed at any moment, the same call goes on, and the file ends with the same bytes. Meanwhile nobody else may
+        write there. ``OUT.run`` says what it was made of and with; ``OUT.lock`` is there while somebody works.
+
+        Args:
+            source: JSON lines with ``prompt`` (a text, or ids) or ``messages``, perhaps ``id`` and options of their
+                own; or a text a line (see :class:`~cutaway.generation.prompt_file.PromptFile`); ``-`` is standard
+                input. All of it is checked before the first is answered.
+            out: where answers go; ``-`` prints them, and keeps nothing to go on from.
+            batch: prompts that are answered together; None for what was said before, or 8. Another number may go on
+                with what is there: the rest is then the same but for near-ties, with ``deterministic`` the same bits.
+            restart: throw away what is there.
+            progress: as for :meth:`generate`.
+            **options: as for :meth:`generate`. The prompt of index i, from 0, is drawn with ``seed`` + i, unless its
+                line has a ``seed``; without one, a first call draws it and later ones go on with that.
 
         Raises:
-            RequestError: the checkpoint does not say.
+            DatasetError: a line is no prompt, or asks for something that makes no sense; the path has the line.
+            ContextExceeded: a prompt longer than a learned table of positions.
+            ResumeMismatch: what is there was made of other prompts, with another model or other settings, by name.
+            LockedError: another process is writing there.
+            StorageError: the disk refuses. What was written stays.
         """
-        start = self.settings.decoder_start_id
-        if start is None and self.tokenizer is not None:
-            start = self.tokenizer.bos_id
-        if start is None:
-            hint = "model.settings = dataclasses.replace(model.settings, decoder_start_id=…); a config says it too."
-            raise RequestError("nothing says what an answer begins with", field="decoder_start_token_id", hint=hint)
-        return [start]
-
-    def _greedy(self) -> Sampling:
-        """As the checkpoint's own rules have it, without a draw."""
-        return resolve_sampling(self.settings, self.spec.vocab_size, temperature=0, num_beams=1)
-
-    def _must_generate(self) -> None:
-        if not self.spec.generates:
-            hint = "Encoders have embed, classify, tag and fill."
-            raise RequestError(
-                "this model does not say what comes next", field="model", got=self.spec.family, hint=hint
-            )
-
-    def _encode_prompts(self, prompt: Prompt | Sequence[Prompt]) -> list[list[int]]:
-        """The ids of one prompt, or of each of several."""
-        if not is_list(prompt):
-            return [self.encode_prompt(prompt)]  # type: ignore[arg-type]
-        return [self.encode_prompt(one, f"prompt/{i}") for i, one in enumerate(plain(prompt))]
+        return generate_file(self._voice, source, out, batch=batch, restart=restart, progress=progress, **options)
 
     def encode_prompt(self, prompt: Prompt, field: str = "prompt") -> list[int]:
         """The ids that a prompt stands for: text, messages through the chat template, or ids as they are.
@@ -323,28 +226,12 @@ class Model:
             RequestError: nothing there, or no tokenizer for it.
             TemplateError: messages that the chat template refuses, or no template.
         """
-        items = plain(prompt)
-        if isinstance(items, str):
-            tokenizer = self._tokenizer(field)
-            ids = tokenizer.encode(items)
-            if not ids and tokenizer.bos_id is None:
-                hint = "This model has no token to begin a text with."
-                raise RequestError("the prompt is empty", field=field, hint=hint)
-            return ids or [tokenizer.bos_id]  # type: ignore[list-item]
-        if not isinstance(items, (list, tuple)):
-            raise RequestError("not a prompt", field=field, expected="text, messages or token ids", got=items)
-        if not items:
-            raise RequestError("the prompt is empty", field=field)
-        if all(isinstance(item, Mapping) for item in items):
-            return self._tokenizer(field).chat(items)
-        return check_ids(items, self.spec.source_vocab_size or self.spec.vocab_size, field)
+        return self._voice.ids(prompt, field)
 
-    def _tokenizer(self, field: str) -> Tokenizer:
-        if self.tokenizer is None:
-            ids = field.partition("/")[0] in ("prompt", "text", "target") and self.spec.generates
-            hint = "Give token ids instead." if ids else "Load it from a folder that has one, or set model.tokenizer."
-            raise RequestError("this model came without a tokenizer", field=field, hint=hint)
-        return self.tokenizer
+    @property
+    def _voice(self) -> Voice:
+        """What generating takes of this model, as it is now."""
+        return Voice(self.transformer, self.tokenizer, self.settings)
 
     # ── encoders ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -373,7 +260,7 @@ class Model:
             ContextExceeded: a text that is longer than the model can read.
         """
         found = texts_of(texts)
-        tokenizer = self._tokenizer("texts")
+        tokenizer = self._voice.cutter("texts")
         return embed(
             self.transformer,
             tokenizer,
@@ -396,7 +283,7 @@ class Model:
         Raises:
             RequestError: the model does not label whole texts.
         """
-        labels = classify(self.transformer, self._tokenizer("texts"), texts_or_pairs_of(texts))
+        labels = classify(self.transformer, self._voice.cutter("texts"), texts_or_pairs_of(texts))
         return labels[0] if isinstance(texts, (str, tuple)) else labels
 
     def tag(self, texts: str | Sequence[str]) -> Any:
@@ -408,7 +295,7 @@ class Model:
         Raises:
             RequestError: the model does not label tokens.
         """
-        found = tag(self.transformer, self._tokenizer("texts"), texts_of(texts))
+        found = tag(self.transformer, self._voice.cutter("texts"), texts_of(texts))
         return found[0] if isinstance(texts, str) else found
 
     def fill(self, text: str, *, top: int = 5) -> list[list[Candidate]]:
@@ -422,7 +309,7 @@ class Model:
             RequestError: there is no blank, or the model does not fill any.
         """
         (found,) = texts_of([text])
-        return fill(self.transformer, self._tokenizer("text"), found, top)
+        return fill(self.transformer, self._voice.cutter("text"), found, top)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -448,10 +335,11 @@ class Model:
         Raises:
             NameNotFound: a pattern matches nothing; the hint has the nearest names.
         """
-        ids = self._encode_prompts(prompt)
+        ids, greedy = self._voice.all_ids(prompt), self._voice.sampling(temperature=0, num_beams=1)
         if self.spec.source is None:
             if target is not None:
                 raise RequestError("this model reads one text, not a source and a target", field="target", got=target)
-            return trace(self.transformer, ids, names, edits, max_tokens, sampling=self._greedy())
-        targets = [self._start()] * len(ids) if target is None else rows_of(target, "target", self.spec.vocab_size)
-        return trace(self.transformer, targets, names, edits, max_tokens, sources=ids, sampling=self._greedy())
+            return trace(self.transformer, ids, names, edits, max_tokens, sampling=greedy)
+        start = self._voice.start
+        targets = [start()] * len(ids) if target is None else rows_of(target, "target", self.spec.vocab_size)
+        return trace(self.transformer, targets, names, edits, max_tokens, sources=ids, sampling=greedy)

@@ -65,7 +65,7 @@ def test_json_has_everything(call: Call, folder: Path) -> None:
     assert value["finish_reason"] == "length"
     assert len(value["tokens"]) == len(value["logprobs"]) == 6
     assert len(value["logprobs"][0]["top"]) == 2
-    assert set(value["logprobs"][0]) == {"token", "text", "logprob", "top"}
+    assert set(value["logprobs"][0]) == {"token", "text", "bytes", "logprob", "top"}
     assert value["settings"]["seed"] == 5
     assert value["settings"]["top_k"] == 9
     assert value["timing"]["total_s"] >= 0
@@ -73,6 +73,53 @@ def test_json_has_everything(call: Call, folder: Path) -> None:
     again = call("run", "the", "-m", folder, "-n", 6, "--json", "--seed", 5, "-t", 1, "--top-k", 9).json
     assert again["tokens"] == value["tokens"]
     assert again["logprobs"] is None
+
+
+@pytest.mark.parametrize("n", [0, 1])
+@pytest.mark.parametrize("top", [0, 1])
+def test_s12_echo_has_the_prompts_logprobs(call: Call, folder: Path, n: int, top: int) -> None:
+    """Case S12: an entry for each token of prompt and answer, the first one null."""
+    words = ("run", "the end", "-m", folder, "-n", n, "-t", 0, "--echo", "--logprobs", top)
+    done = call(*words, "--json")
+    value, count = done.json, len(cutaway.load(folder).encode_prompt("the end"))
+    entries = value["prompt_logprobs"] + value["logprobs"]
+    assert len(entries) == count + n
+    assert entries[0] is None
+    wanted = cutaway.load(folder).score("the end", top=top)
+    assert [entry["logprob"] for entry in entries[1:count]] == pytest.approx(wanted.logprobs[1:], abs=1e-4)
+    assert {len(entry["top"]) for entry in entries[1:]} == {top}
+    assert b"".join(bytes(entry["bytes"]) for entry in entries[1:count]).decode() in "the end"
+    table = call(*words).err.splitlines()
+    assert len(table) == count + n
+    assert "–" in table[0]
+
+
+def test_v04_how_long_an_answer_may_be(call: Call, folder: Path) -> None:
+    """Case V04: 0 and 1 are lengths, −1 and words are not; what is cut says so."""
+    for n in (0, 1):
+        value = call("run", "the", "-m", folder, "-n", n, "-t", 0, "--json").json
+        assert (len(value["tokens"]), value["finish_reason"]) == (n, "length")
+    for n in (-1, "all", 1.5, ""):
+        done = call("run", "the", "-m", folder, "-n", n)
+        assert (done.code, done.out) == (2, "")
+
+
+def test_v05_a_prompt_counts_once(call: Call, folder: Path) -> None:
+    """Case V05: of three answers together, and of each."""
+    value = call("run", "the", "-m", folder, "-n", 4, "-t", 1, "--seed", 1, "--answers", 3, "--json").json
+    written = sum(len(choice["tokens"]) for choice in value["choices"])
+    assert value["usage"] == {"prompt_tokens": 2, "completion_tokens": written, "total_tokens": 2 + written}
+    assert [choice["usage"]["prompt_tokens"] for choice in value["choices"]] == [2, 2, 2]
+
+
+def test_v06_bytes_of_a_token(call: Call, folder: Path) -> None:
+    """Case V06: the bytes of each token, alternatives too; joined they are the text, with no U+FFFD."""
+    words = ("run", "the", "-m", folder, "--choice", "é🙂", "-t", 0, "--logprobs", 3, "--json")
+    value = call(*words).json
+    assert value["text"] == "é🙂"
+    assert b"".join(bytes(entry["bytes"]) for entry in value["logprobs"]) == "é🙂".encode()
+    assert "\ufffd" in "".join(entry["text"] for entry in value["logprobs"])
+    assert all(len(best["bytes"]) for entry in value["logprobs"] for best in entry["top"])
 
 
 def test_a_seed_that_was_drawn_is_told_and_gives_the_same_again(call: Call, folder: Path) -> None:
@@ -248,7 +295,9 @@ def test_beams(call: Call, folder: Path) -> None:
     assert [c["text"] for c in value["choices"]] == ["the end" + w.text for w in wanted]
     assert (value["text"], value["score"]) == (value["choices"][0]["text"], wanted[0].score)
     assert (value["settings"]["num_beams"], value["settings"]["early_stopping"]) == (3, True)
-    assert (value["timing"]["first_token_s"], value["timing"]["prefill_tokens_per_s"]) == (None, None)
+    assert value["timing"]["first_token_s"] is None  # they come together, at the end
+    assert value["timing"]["prefill_tokens_per_s"] > 0
+    assert value["timing"]["decode_tokens_per_s"] > 0
     out = call(*words, "--answers", 2).out
     heads = [f"[{i}]  score {w.score:.4f}\n" for i, w in enumerate(wanted, 1)]
     assert out == f"{heads[0]}{wanted[0].text}\n\n{heads[1]}{wanted[1].text}\n"

@@ -383,7 +383,7 @@ def test_a_start_token_is_a_prompt_of_one(penalty: float, early: bool | str) -> 
     )  # fmt: skip
     session: Any = Lent(hf, sources)
     sampling = resolve(own, 64, n=4)
-    found = dict(beam_search(session, [[2]] * 10, [11] * 10, sampling))
+    found = dict(beam_search(session, session.feed([[2]] * 10), [[2]] * 10, [11] * 10, sampling))
     out = hf.generate(
         sources, do_sample=False, num_beams=4, num_return_sequences=4, length_penalty=penalty, early_stopping=early,
         max_length=12, min_length=5, no_repeat_ngram_size=3, forced_bos_token_id=0, forced_eos_token_id=2,

@@ -16,7 +16,7 @@ from cutaway.cli.failures import failure_of, say
 from cutaway.cli.interrupts import interruptible
 from cutaway.cli.kinds import check_able
 from cutaway.cli.options import COUNT, shared
-from cutaway.cli.sampling import as_dict, note_end, stats_line
+from cutaway.cli.sampling import as_dict, note_end, stats_line, times
 from cutaway.cli.text import Look, safe
 from cutaway.errors import CutawayError, TemplateError
 
@@ -66,7 +66,7 @@ def command(
     note_idle(settings, model, arguments)
     streamed = not (settings.json or settings.to_file)
     talk = Conversation(model, system, arguments, _printer() if streamed else lambda piece: None, _say)
-    talk.clock.loaded_in = time.perf_counter() - start
+    talk.load_s = time.perf_counter() - start
     if question is not None:
         _once(settings, model, talk, question, arguments, stats)
     elif sys.stdin.isatty():
@@ -98,14 +98,14 @@ def _once(
     if result is None:
         raise KeyboardInterrupt
     if settings.json:
-        settings.emit_json(as_dict(model, [result], arguments, talk.clock, settings) | {"messages": talk.messages})
+        settings.emit_json(as_dict(model, [result], arguments, talk.load_s, settings) | {"messages": talk.messages})
     elif settings.to_file:
         settings.emit(result.text + "\n")
     else:
         print(flush=True)
     note_end(settings, model, result, arguments["max_tokens"])
     if stats:
-        print(stats_line(talk.clock.report(result), result), file=sys.stderr)
+        print(stats_line(times(talk.load_s, [result]), result), file=sys.stderr)
 
 
 def _turn(settings: Settings, model: Model, talk: Conversation, line: str, stats: bool) -> None:
@@ -122,7 +122,7 @@ def _turn(settings: Settings, model: Model, talk: Conversation, line: str, stats
         return
     note_end(settings, model, result, talk.max_tokens, "/set max_tokens")
     if stats:
-        print(stats_line(talk.clock.report(result), result), file=sys.stderr)
+        print(stats_line(times(talk.load_s, [result]), result), file=sys.stderr)
 
 
 def _converse(settings: Settings, model: Model, talk: Conversation, stats: bool) -> None:

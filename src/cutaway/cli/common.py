@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ import click
 from cutaway.cli.interrupts import interruptible
 from cutaway.cli.text import Look, cut, look_at_stdout
 from cutaway.errors import RequestError, TokenizerError
+from cutaway.formats.strict_json import to_json
 
 if TYPE_CHECKING:
     from cutaway.checkpoints.progress import Progress
@@ -92,19 +91,6 @@ class Settings:
             self.emit("".join(to_json(item) + "\n" for item in value))
         else:
             self.emit(to_json(value, indent=None if self.jsonl else 2) + "\n")
-
-
-def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON that every reader takes: NaN and infinity, which it cannot say, become null."""
-    return json.dumps(_finite(value), ensure_ascii=False, indent=indent)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 # ── input ────────────────────────────────────────────────────────────────────────────────────────────────────

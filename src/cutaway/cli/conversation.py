@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from cutaway.cli.common import to_json
-from cutaway.cli.sampling import Clock, stream
+from cutaway.cli.sampling import stream
 from cutaway.cli.text import counted, look_at_stdout, visible
 from cutaway.errors import ConfigError, RequestError
+from cutaway.formats.strict_json import to_json
 
 if TYPE_CHECKING:
     from cutaway.generation.generate import Generation
@@ -68,7 +67,7 @@ class Conversation:
         self._piece = show
         self._say = say
         self.messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
-        self.clock = Clock()
+        self.load_s = 0.0  # seconds that loading the model took
 
     @property
     def max_tokens(self) -> int:
@@ -84,8 +83,6 @@ class Conversation:
             CutawayError: the template or the model refuses; the question is then forgotten.
         """
         self.messages.append({"role": "user", "content": text})
-        loaded, self.clock = self.clock.loaded_in, Clock()
-        self.clock.loaded_in = loaded
         pieces: list[str] = []
 
         def show(piece: str) -> None:
@@ -94,9 +91,8 @@ class Conversation:
 
         result: Generation | None = None
         try:
-            result = stream(self._model, self.messages, dict(self._options), self.clock, show)
+            result = stream(self._model, self.messages, dict(self._options), show)
         except KeyboardInterrupt:
-            self.clock.end = time.perf_counter()
             if not pieces:
                 self.messages.pop()
                 return None

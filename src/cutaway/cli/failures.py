@@ -31,6 +31,8 @@ _MEANINGS: dict[str, tuple[str, str]] = {
     "unsupported": ("cutaway does not have this", "`cutaway models` lists models that work"),
     "tokenizer": ("the vocabulary is damaged, or cannot do this", "check the text, or the tokenizer's files"),
     "template": ("the chat template is broken, or refuses these messages", "use `cutaway run` with a plain prompt"),
+    "dataset": ("the file of prompts is unusable", "mend that line, then give the same command"),
+    "resume": ("what is there was made otherwise", "give what it was made with, or begin anew"),
     "download": ("the network gave something else than was asked for", "try again"),
     "offline": ("the network may not be used", "run once without --offline"),
     "storage": ("the system refused", "check that the path exists, its permissions, and the space on the disk"),

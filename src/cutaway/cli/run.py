@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cutaway.cli.choosing import check_together, choosing, given, most_tokens, note_idle, searching, settled
-from cutaway.cli.common import Settings, as_input, load_model, text_argument, to_json
+from cutaway.cli.common import Settings, as_input, load_model, text_argument
 from cutaway.cli.forms import forming, read_forms
 from cutaway.cli.kinds import check_able
 from cutaway.cli.options import COUNT, shared
-from cutaway.cli.sampling import Clock, as_dict, generate, note_end, stats_line, stream, token_text
+from cutaway.cli.prompts import answer_file, check_many, many
+from cutaway.cli.sampling import as_dict, generate, note_end, stats_line, stream, times, token_text
 from cutaway.cli.text import counted, safe, table, visible
 from cutaway.errors import RequestError
+from cutaway.formats.strict_json import to_json
 
 if TYPE_CHECKING:
-    from cutaway.generation.generate import Generation
+    from cutaway.generation.generate import Generation, TokenLogprob
     from cutaway.model import Model, Prompt
 
 
@@ -31,11 +33,23 @@ if TYPE_CHECKING:
 @searching
 @forming
 @click.option("--logprobs", type=COUNT, metavar="K", help="Log-probabilities of the chosen and the K best tokens.")
-@click.option("--echo", is_flag=True, help="Print the prompt first.")
+@click.option("--echo", is_flag=True, help="Print the prompt first, with --logprobs its tokens' too.")
+@many
 @click.option("--stats", is_flag=True, help="Tokens a second, and the time to the first.")
 @click.option("--special", is_flag=True, help="Control tokens typed in the prompt count as such, not as text.")
 @shared("model", "load", "seed", "lines")
-def command(settings: Settings, /, prompt: str | None, echo: bool, stats: bool, special: bool, **options: Any) -> None:
+def command(
+    settings: Settings,
+    /,
+    prompt: str | None,
+    echo: bool,
+    stats: bool,
+    special: bool,
+    prompts: str | None,
+    batch: int | None,
+    restart: bool,
+    **options: Any,
+) -> None:
     """Complete PROMPT, printing the text as it comes; an encoder-decoder answers it (translates, sums up) instead.
 
     Without PROMPT, or with -, the prompt is read from standard input; one line end at its end is left out. To talk
@@ -43,45 +57,52 @@ def command(settings: Settings, /, prompt: str | None, echo: bool, stats: bool, 
     """
     check_together(options)
     options = read_forms(options)
-    text = text_argument(prompt, missing="No prompt. Give one, pipe one in, or talk with `cutaway chat`.")
-    clock = Clock()
+    check_many(settings, prompts, batch, restart, PROMPT=prompt, **{"--echo": echo, "--special": special})
+    missing = "No prompt. Give one, pipe one in, or talk with `cutaway chat`."
+    text = text_argument(prompt, missing=missing) if prompts is None else ""
+    start = time.perf_counter()
     model = load_model(settings)
-    clock.loaded_in = time.perf_counter() - clock.start
+    load_s = time.perf_counter() - start
     check_able(settings, model, "run")
     if echo and model.spec.source is not None:
         what, hint = "the answer of an encoder-decoder does not go on from the prompt", "leave --echo out"
         raise RequestError(what, field="--echo", hint=hint)
-    ids = _ids(model, text, special)
     arguments = given({"seed": settings.seed, **options}.items())
+    if prompts is not None:
+        note_idle(settings, model, arguments)
+        return answer_file(settings, model, prompts, batch, restart, arguments, stats, load_s)
+    ids = _ids(model, text, special)
     note_idle(settings, model, arguments)
+    if echo and "logprobs" in arguments:
+        arguments["prompt_logprobs"] = arguments["logprobs"]
     sampling = settled(model, arguments)
 
     before = text if echo else ""
     if sampling.num_beams > 1 or sampling.n > 1:
         beams, n = sampling.num_beams, sampling.n
         says = f"searching with {beams} beams" if beams > 1 else f"writing {n} answers"
-        results = generate(model, ids, arguments, clock, settings, says)
+        results = generate(model, ids, arguments, settings, says)
         _print_whole(settings, results, before)
     else:
-        results = [_stream(settings, model, ids, arguments, clock, before)]
+        results = [_stream(settings, model, ids, arguments, before)]
     if settings.json or settings.jsonl:
-        value = as_dict(model, results, arguments, clock, settings)
+        value = as_dict(model, results, arguments, load_s, settings)
         for answer in (value, *value.get("choices", ())):
             answer["text"] = before + answer["text"]
         settings.emit(to_json(value, indent=2 if settings.json else None) + "\n")
-    _report(settings, model, results, clock, stats, most_tokens(model, sampling))
+    if stats:
+        print(stats_line(times(load_s, results), *results), file=sys.stderr)
+    _report(settings, model, ids, results, most_tokens(model, sampling))
 
 
-def _ids(model: Model, text: str, special: bool) -> Prompt:
+def _ids(model: Model, text: str, special: bool) -> list[int]:
     with as_input():
         if special and model.tokenizer is not None and text:
             return model.tokenizer.encode(text, special=True)
         return model.encode_prompt(text)
 
 
-def _stream(
-    settings: Settings, model: Model, ids: Prompt, arguments: dict[str, Any], clock: Clock, before: str
-) -> Generation:
+def _stream(settings: Settings, model: Model, ids: Prompt, arguments: dict[str, Any], before: str) -> Generation:
     """One answer, printed as it comes."""
     streamed = not (settings.json or settings.to_file)
     pieces = [before]
@@ -89,7 +110,7 @@ def _stream(
     if streamed and before and not settings.jsonl:
         show(before)
     try:
-        result = stream(model, ids, arguments, clock, show)
+        result = stream(model, ids, arguments, show)
     except KeyboardInterrupt:
         if streamed and sys.stdout.isatty():
             print()  # the shell's prompt belongs on a line of its own
@@ -131,28 +152,27 @@ def _printer(settings: Settings) -> Any:
     return show
 
 
-def _report(
-    settings: Settings, model: Model, results: list[Generation], clock: Clock, stats: bool, max_tokens: int
-) -> None:
+def _report(settings: Settings, model: Model, ids: list[int], results: list[Generation], max_tokens: int) -> None:
     """What belongs beside the text, on standard error."""
     cut = [result for result in results if result.finish_reason == "length"]
     note_end(settings, model, (cut or results)[0], max_tokens)
-    if stats:
-        print(stats_line(clock.report(*results), *results), file=sys.stderr)
     if settings.json or settings.jsonl:
         return
+    if (read := results[0].prompt_logprobs) is not None:
+        _print_logprobs(settings, model, list(zip(ids, read, strict=True)))
     for result in results:
         if len(results) > 1 and result.logprobs is not None:
             print(f"[{result.choice + 1}] {counted(len(result.tokens), 'token')}", file=sys.stderr)
-        _print_logprobs(settings, model, result)
+        if result.logprobs:
+            _print_logprobs(settings, model, [(entry.token, entry) for entry in result.logprobs])
 
 
-def _print_logprobs(settings: Settings, model: Model, result: Generation) -> None:
-    if result.logprobs is None:
-        return
+def _print_logprobs(settings: Settings, model: Model, entries: list[tuple[int, TokenLogprob | None]]) -> None:
     look = settings.look
     rows = []
-    for entry in result.logprobs:
-        best = (f"{visible(token_text(model, token), look)} {value:.2f}" for token, value in entry.top)
-        rows.append([visible(token_text(model, entry.token), look), f"{entry.logprob:.3f}", "  ".join(best)])
+    for token, entry in entries:
+        best = () if entry is None else entry.top
+        shown = (f"{visible(token_text(model, token), look)} {value:.2f}" for token, value in best)
+        number = "–" if entry is None else f"{entry.logprob:.3f}"
+        rows.append([visible(token_text(model, token), look), number, "  ".join(shown)])
     print("\n".join(table(rows, "lrl", look, gives=2)), file=sys.stderr)

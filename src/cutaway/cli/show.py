@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from cutaway.cli.common import Settings, find, to_json
+from cutaway.cli.common import Settings, find
 from cutaway.cli.options import COUNT, complete_model, shared
 from cutaway.cli.text import Cell, Look, counted, loose, table, visible
 from cutaway.errors import NameNotFound, RequestError, TemplateError
+from cutaway.formats.strict_json import to_json
 
 if TYPE_CHECKING:
     from cutaway.cli.anatomy import Source

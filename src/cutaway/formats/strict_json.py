@@ -1,4 +1,4 @@
-"""JSON from strangers: one meaning or an error, in bounded depth."""
+"""JSON from strangers: one meaning or an error, in bounded depth. And JSON for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from cutaway.errors import CutawayError, FormatError, LimitExceeded
 
-__all__ = ["DEPTH", "Json", "parse_json", "pointer"]
+__all__ = ["DEPTH", "Json", "parse_json", "pointer", "to_json"]
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -120,3 +120,16 @@ def parse_json(
         except UnicodeEncodeError as bad:
             raise error("holds half a surrogate pair", path=path) from bad
     return tree
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON that every reader takes: NaN and infinity, which it cannot say, become null."""
+    return json.dumps(_finite(value), ensure_ascii=False, indent=indent)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value

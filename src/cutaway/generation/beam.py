@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cutaway.errors import RequestError
 from cutaway.generation import logits as steps
-from cutaway.generation.logprobs import TokenLogprob, token_logprobs
+from cutaway.generation.logprobs import TokenLogprob, listed, token_logprobs
 from cutaway.generation.sampling import Sampling
 from cutaway.generation.session import Session
 
@@ -31,11 +31,13 @@ class Beam:
         tokens: its ids.
         score: the sum of its log-probabilities, as penalties and rules left them; over length ** penalty at the end.
         logprobs: the model's own, if asked for.
+        processed: those that the score is the sum of, if asked for.
     """
 
     tokens: list[int]
     score: float
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    processed: list[TokenLogprob] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -69,7 +71,7 @@ class Hunt:
         kept: list[tuple[int, Beam]] = []
         ended: list[tuple[int, Beam]] = []
         for place, (score, row, token) in enumerate(candidates):
-            longer = Beam([*beams[row].tokens, token], score, beams[row].logprobs)
+            longer = Beam([*beams[row].tokens, token], score, beams[row].logprobs, beams[row].processed)
             if token not in sampling.stop_ids and length < self.room:
                 if len(kept) < width:
                     kept.append((row, longer))
@@ -96,12 +98,13 @@ class Hunt:
 
 
 def beam_search(
-    session: Session, prompts: Sequence[Sequence[int]], rooms: Sequence[int], sampling: Sampling
+    session: Session, logits: Tensor, prompts: Sequence[Sequence[int]], rooms: Sequence[int], sampling: Sampling
 ) -> Iterator[tuple[int, list[Beam]]]:
     """The ``sampling.n`` best answers to each prompt, as (prompt's place, answers best first), when they are found.
 
     Args:
-        session: a row for each prompt, nothing read.
+        session: a row for each prompt, which it has read.
+        logits: what it predicts. [prompts, vocab]
         prompts: ids of each; of an encoder–decoder, what the decoder starts with.
         rooms: most tokens of each answer.
 
@@ -109,17 +112,16 @@ def beam_search(
         RequestError: the model's logits are no numbers, or the rules leave fewer answers than were asked for.
     """
     hunts = [Hunt(i, prompt, rooms[i], [Beam([], 0.0)]) for i, prompt in enumerate(prompts)]
-    logits = session.feed(prompts)
     while True:
         beams = [beam for hunt in hunts for beam in hunt.running]
-        best = _continuations(logits, [hunt for hunt in hunts for _ in hunt.running], beams, sampling)
+        processed = _processed(logits, [hunt for hunt in hunts for _ in hunt.running], beams, sampling)
+        best = _continuations(processed, beams, sampling)
         made, start = [], 0
         for hunt in hunts:
             rows = range(start, start := start + len(hunt.running))
             found = sorted((one for row in rows for one in best[row]), key=lambda one: -one[0])
             made.append(hunt.advance(found[: _kept(sampling)], beams, sampling))
-        if sampling.logprobs is not None:
-            _report([new for news in made for new in news], logits, sampling.logprobs)
+        _report([new for news in made for new in news], logits, processed, sampling)
         for hunt in hunts:
             if hunt.done(sampling):
                 yield hunt.index, _answers(hunt, sampling)
@@ -137,10 +139,8 @@ def _kept(sampling: Sampling) -> int:
     return sampling.num_beams * max(2, 1 + len(sampling.stop_ids))
 
 
-def _continuations(
-    logits: Tensor, owners: Sequence[Hunt], beams: Sequence[Beam], sampling: Sampling
-) -> list[list[tuple[float, int, int]]]:
-    """The best next tokens of each row, as (score of the whole, row, token). [rows, vocab]"""
+def _processed(logits: Tensor, owners: Sequence[Hunt], beams: Sequence[Beam], sampling: Sampling) -> Tensor:
+    """Log-probabilities as penalties and rules leave them. [rows, vocab] → the same"""
     x = logits.float()
     steps.check_finite(x)
     x = sampling.changed(
@@ -150,9 +150,12 @@ def _continuations(
         [hunt.room for hunt in owners],
     )
     steps.check_finite(x, changed=True, dead_ends=True)
-    if sampling.renormalize:
-        x = x.log_softmax(-1)
-    x = x + x.new_tensor([beam.score for beam in beams])[:, None]
+    return x.log_softmax(-1) if sampling.renormalize else x
+
+
+def _continuations(processed: Tensor, beams: Sequence[Beam], sampling: Sampling) -> list[list[tuple[float, int, int]]]:
+    """The best next tokens of each row, as (score of the whole, row, token). [rows, vocab]"""
+    x = processed + processed.new_tensor([beam.score for beam in beams])[:, None]
     top = x.topk(min(_kept(sampling), x.shape[1]))
     return [
         [(score, row, token) for score, token in zip(scores, tokens, strict=True) if score > steps.NEVER]
@@ -160,11 +163,15 @@ def _continuations(
     ]
 
 
-def _report(made: Sequence[tuple[int, Beam]], logits: Tensor, top: int) -> None:
-    """Give each beam the log-probability of its last token."""
-    entries = token_logprobs(logits[[row for row, _ in made]], [beam.tokens[-1] for _, beam in made], top)
-    for (_, beam), entry in zip(made, entries, strict=True):
-        beam.logprobs = [*beam.logprobs, entry]
+def _report(made: Sequence[tuple[int, Beam]], logits: Tensor, processed: Tensor, sampling: Sampling) -> None:
+    """Give each beam the log-probabilities of its last token that were asked for."""
+    rows, tokens = [row for row, _ in made], [beam.tokens[-1] for _, beam in made]
+    if sampling.logprobs is not None:
+        for (_, beam), entry in zip(made, token_logprobs(logits[rows], tokens, sampling.logprobs), strict=True):
+            beam.logprobs = [*beam.logprobs, entry]
+    if sampling.processed_logprobs is not None:
+        for (_, beam), entry in zip(made, listed(processed[rows], tokens, sampling.processed_logprobs), strict=True):
+            beam.processed = [*beam.processed, entry]
 
 
 def _answers(hunt: Hunt, sampling: Sampling) -> list[Beam]:

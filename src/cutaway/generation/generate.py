@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from time import perf_counter
 
 from torch import Tensor
 
 from cutaway.errors import RequestError
 from cutaway.generation.beam import beam_search
 from cutaway.generation.checks import check_ids
-from cutaway.generation.constrain import Guide, Guides, mask
-from cutaway.generation.logprobs import TokenLogprob, token_logprobs
+from cutaway.generation.constrain import Guides, mask
+from cutaway.generation.logprobs import PromptLogprobs, TokenLogprob, token_logprobs
+from cutaway.generation.result import Generation, Timing, Usage
+from cutaway.generation.row import Row
 from cutaway.generation.sampling import Sampling
 from cutaway.generation.session import Session, check_length, read_sources
 from cutaway.generation.steady import promise
@@ -24,86 +27,8 @@ from cutaway.tokenizers.tokenizer import Tokenizer
 __all__ = ["Generation", "Row", "Run", "TokenLogprob", "Usage"]
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What a generation cost, in tokens."""
-
-    prompt_tokens: int
-    completion_tokens: int
-
-    @property
-    def total_tokens(self) -> int:
-        """Both."""
-        return self.prompt_tokens + self.completion_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """What came of one prompt, or of one of its choices.
-
-    Attributes:
-        text: up to, and without, what ended it. Empty where there is no tokenizer.
-        tokens: every produced id, an end token included.
-        finish_reason: ``"stop"`` (an end token, a stop text, or a form that is complete) or ``"length"``
-            (max_tokens, or the end of a learned table of positions); None while it is not finished.
-        logprobs: one entry a token, if asked for.
-        choice: which of the prompt's ``n`` choices it is; of beams the first is the best.
-        score: of beams, the sum of the answer's log-probabilities over its length ** ``length_penalty``.
-    """
-
-    text: str
-    tokens: list[int]
-    finish_reason: str | None
-    usage: Usage
-    logprobs: list[TokenLogprob] | None = None
-    choice: int = 0
-    score: float | None = None
-
-
-@dataclass(slots=True)
-class Row:
-    """One text that is being generated."""
-
-    prompt: list[int]
-    choice: int
-    max_tokens: int
-    decoder: DecodeStream | None
-    gate: StopText
-    n_read: int
-    guide: Guide | None = None
-    tokens: list[int] = field(default_factory=list)
-    pieces: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: str | None = None
-    score: float | None = None
-
-    def take(self, token: int, stop_ids: frozenset[int]) -> str:
-        """Take the next token; give back text that can be shown, and note if this was the end."""
-        self.tokens.append(token)
-        ended = token in stop_ids
-        complete = self.guide is not None and self.guide.take(token)  # and the token is the last of the text
-        piece = "" if ended or self.decoder is None else self.gate.push(self.decoder.push(token))
-        if not self.gate.stopped and (ended or complete or len(self.tokens) >= self.max_tokens):
-            self.finish_reason = "stop" if ended or complete else "length"
-            # What was held back comes out: the bytes of half a character, and text that became no stop after all.
-            piece += "" if self.decoder is None else self.gate.push(self.decoder.flush())
-            piece += self.gate.flush()
-        if self.gate.stopped:
-            self.finish_reason = "stop"
-        self.pieces.append(piece)
-        return piece
-
-    def result(self, with_logprobs: bool) -> Generation:
-        """What has come of it so far."""
-        return Generation(
-            text="".join(self.pieces),
-            tokens=list(self.tokens),
-            finish_reason=self.finish_reason,
-            usage=Usage(self.n_read, len(self.tokens)),
-            logprobs=list(self.logprobs) if with_logprobs else None,
-            choice=self.choice,
-            score=self.score,
-        )
+class _Stopped(Exception):
+    """The run was told to end."""
 
 
 class Run:
@@ -115,9 +40,13 @@ class Run:
         prompts: ids of each.
         sampling: how to choose and when to stop.
         sources: of an encoder–decoder, what its encoder reads for each; a prompt is what the decoder begins with.
+        each: of each prompt, settings that differ from ``sampling`` in seed and length.
+
+    Attributes:
+        watch: called before each pass, and at the end, with the rows as they are.
 
     Raises:
-        RequestError: an empty prompt, or an id outside the vocabulary.
+        RequestError: an empty prompt, an id outside the vocabulary, or something asked for that this model has not.
         ContextExceeded: a prompt or source longer than a learned table of positions.
     """
 
@@ -128,6 +57,7 @@ class Run:
         prompts: Sequence[Sequence[int]],
         sampling: Sampling,
         sources: Sequence[Sequence[int]] | None = None,
+        each: Sequence[Sampling] | None = None,
     ) -> None:
         self._model = model
         self._sampling = _with_words(sampling, tokenizer)
@@ -136,6 +66,9 @@ class Run:
         self._sources = None if sources is None else [check_ids(source, rows) for source in sources]
         if tokenizer is None and sampling.stop:
             raise RequestError("stop texts need a tokenizer, and this model has none", field="stop")
+        if sources is not None and sampling.prompt_logprobs is not None:
+            hint = "model.score(source, target=…) scores a target."
+            raise RequestError("a source is not predicted, so it has none", field="prompt_logprobs", hint=hint)
         guides = self._guides(tokenizer)
         if sampling.deterministic:
             promise(model)
@@ -143,19 +76,27 @@ class Run:
             Row(
                 prompt,
                 choice,
-                self._room(prompt),
+                own.seed,
+                self._room(prompt, own),
                 None if tokenizer is None else self._decoder(tokenizer),
                 StopText(sampling.stop),
                 n_read=len(read),
                 guide=None if guides is None else guides.new(),
             )
-            for prompt, read in zip(self._prompts, self._sources or self._prompts, strict=True)
+            for prompt, read, own in zip(
+                self._prompts, self._sources or self._prompts, each or [sampling] * len(self._prompts), strict=True
+            )
             for choice in range(sampling.n)
         ]
         for row in self.rows:
             if not row.max_tokens:
                 row.finish_reason = "length"
-        self._steps = self._loop() if sampling.num_beams == 1 else self._search()
+        self.watch: Callable[[Sequence[Row]], None] | None = None
+        self._prompt_logprobs: PromptLogprobs | None = None
+        self._began: float | None = None
+        self._read: float | None = None
+        self._stopped = False
+        self._steps = self._steps_of()
 
     def _guides(self, tokenizer: Tokenizer | None) -> Guides | None:
         sampling = self._sampling
@@ -166,12 +107,12 @@ class Run:
         words = tokenizer if self._sources is None else tokenizer.target
         return Guides(sampling.constraint, words, self._model.spec.vocab_size, sampling.stop_ids)
 
-    def _room(self, prompt: list[int]) -> int:
+    def _room(self, prompt: list[int], own: Sampling) -> int:
         """Tokens that may be produced. The last is only predicted, never read, so it needs no position."""
         check_length(self._model, len(prompt), "prompt")
-        spec, most = self._model.spec, self._sampling.max_tokens
-        if most is None and self._sampling.max_length is not None:
-            most = max(1, self._sampling.max_length - len(prompt))
+        spec, most = self._model.spec, own.max_tokens
+        if most is None and own.max_length is not None:
+            most = max(1, own.max_length - len(prompt))
         if most is None:
             return max(1, (spec.position_limit or spec.max_positions) - len(prompt) + 1)
         return most if spec.position_limit is None else min(most, spec.position_limit - len(prompt) + 1)
@@ -179,12 +120,48 @@ class Run:
     def __iter__(self) -> Iterator[tuple[int, str]]:
         return self._steps
 
-    def _loop(self) -> Iterator[tuple[int, str]]:
-        if not self.rows or self.rows[0].finish_reason:
-            return
+    def stop(self) -> None:
+        """End before the next pass; may be called from another thread. Rows that go on are left without a reason."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """Let go of what was read; no further step comes. Not while one is being made."""
+        self._steps.close()
+
+    def _steps_of(self) -> Generator[tuple[int, str], None, None]:
+        done = all(row.finish_reason for row in self.rows)
+        if not done or (self.rows and self._sampling.prompt_logprobs is not None):
+            steps = self._loop if self._sampling.num_beams == 1 else self._search
+            try:
+                if done:
+                    self._read_prompts()
+                else:
+                    yield from steps(*self._read_prompts())
+            except _Stopped:
+                return
+        if self.watch is not None:
+            self.watch(self.rows)
+
+    def _between(self) -> None:
+        if self._stopped:
+            raise _Stopped
+        if self.watch is not None:
+            self.watch(self.rows)
+
+    def _read_prompts(self) -> tuple[Session, Tensor]:
+        """A row for each prompt, read, and what comes next. [prompts, vocab]"""
+        self._between()
+        self._began = perf_counter()
+        session, top, steady = self._session(), self._sampling.prompt_logprobs, self._sampling.deterministic
+        session.between = self._between
+        if top is not None:
+            self._prompt_logprobs = PromptLogprobs(self._model, self._prompts, top, steady)
+        logits = session.feed(self._prompts, seen=self._prompt_logprobs)
+        self._read = perf_counter()
+        return session, logits
+
+    def _loop(self, session: Session, logits: Tensor) -> Iterator[tuple[int, str]]:
         n = self._sampling.n
-        session = self._session()
-        logits = session.feed(self._prompts)
         if n > 1:
             logits = logits.repeat_interleave(n, 0)
             session.select([row for row in range(len(self._prompts)) for _ in range(n)])
@@ -217,16 +194,14 @@ class Run:
         # The form of an answer is about all of its characters, a first space too.
         return tokenizer.target.stream(continuation=self._sampling.constraint is not None)
 
-    def _search(self) -> Iterator[tuple[int, str]]:
+    def _search(self, session: Session, logits: Tensor) -> Iterator[tuple[int, str]]:
         """Beams: a prompt's answers come whole, when the search for them is over."""
-        if not self.rows or self.rows[0].finish_reason:
-            return
         n = self._sampling.n
         rooms = [row.max_tokens for row in self.rows[::n]]
-        for prompt, answers in beam_search(self._session(), self._prompts, rooms, self._sampling):
+        for prompt, answers in beam_search(session, logits, self._prompts, rooms, self._sampling):
             for index, beam in enumerate(answers, prompt * n):
                 row = self.rows[index]
-                row.score, row.logprobs = beam.score, beam.logprobs
+                row.score, row.logprobs, row.processed = beam.score, beam.logprobs, beam.processed
                 yield index, "".join(row.take(token, self._sampling.stop_ids) for token in beam.tokens)
 
     def _choose(self, logits: Tensor, live: list[int]) -> list[tuple[int, str]]:
@@ -236,23 +211,44 @@ class Run:
         if len(going) < len(live):
             logits = logits[going]
         guides = [row.guide for row in rows if row.guide is not None]
-        tokens = self._sampling.choose(
+        processed = self._sampling.processed(
             logits,
             [row.prompt for row in rows],
             [row.tokens for row in rows],
-            [row.choice for row in rows],
             [row.max_tokens for row in rows],
             partial(mask, guides=guides) if guides else None,
         )
+        keys = [(row.seed, row.choice, len(row.prompt) + len(row.tokens)) for row in rows]
+        tokens = self._sampling.take(processed, keys)
         if self._sampling.logprobs is not None:
             for row, entry in zip(rows, token_logprobs(logits, tokens, self._sampling.logprobs), strict=True):
                 row.logprobs.append(entry)
+        if self._sampling.processed_logprobs is not None:
+            entries = token_logprobs(processed, tokens, self._sampling.processed_logprobs)
+            for row, entry in zip(rows, entries, strict=True):
+                row.processed.append(entry)
         pieces = [row.take(token, self._sampling.stop_ids) for row, token in zip(rows, tokens, strict=True)]
         return [(live[place], piece) for place, piece in zip(going, pieces, strict=True)]
 
     def results(self) -> list[Generation]:
         """Each row's outcome so far."""
-        return [row.result(self._sampling.logprobs is not None) for row in self.rows]
+        read = None if self._prompt_logprobs is None else self._prompt_logprobs.found
+        return [
+            row.result(self._sampling, None if read is None else read[i // self._sampling.n], self._timing(row))
+            for i, row in enumerate(self.rows)
+        ]
+
+    def _timing(self, row: Row) -> Timing:
+        began = self._began or 0.0
+        first = row.first if self._sampling.num_beams == 1 else None
+        last = row.last or self._read or began
+        return Timing(
+            prompt_s=None if self._read is None else self._read - began,
+            first_token_s=None if first is None else first - began,
+            total_s=last - began,
+            prompt_tokens=row.n_read,
+            tokens=len(row.tokens),
+        )
 
 
 def _with_words(sampling: Sampling, tokenizer: Tokenizer | None) -> Sampling:

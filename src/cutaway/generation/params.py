@@ -3,100 +3,73 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack
 
 from cutaway.errors import RequestError
 from cutaway.generation.checks import check_ids, flag, number, tokens, whole
 from cutaway.generation.constrain import constraint_of
+from cutaway.generation.options import DEFAULTS, Options, check_names
 from cutaway.generation.rules import Rules
 from cutaway.generation.sampling import Sampling
 from cutaway.spec import GenerationSettings
 
-__all__ = ["Sampling", "Words", "resolve"]
+__all__ = ["Sampling", "resolve"]
 
 MOST_CHOICES = 1024  # answers to one prompt: each is a row of the batch and of the cache, as each beam is
 DEFAULT_TOKENS = 256
 LENGTH_POWERS = 50.0  # of a million tokens, still a number
-Words: TypeAlias = str | int | Sequence[str | int | Sequence[int]]
 
 
-def resolve(
-    own: GenerationSettings,
-    vocab_size: int,
-    *,
-    max_tokens: int | Literal["auto"] | None = "auto",
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    repetition_penalty: float | None = None,
-    frequency_penalty: float | None = None,
-    presence_penalty: float | None = None,
-    logit_bias: Mapping[int, float] | None = None,
-    bad_words: Words | None = None,
-    no_repeat_ngram_size: int | None = None,
-    min_tokens: int | None = None,
-    stop: str | int | Sequence[str | int] | None = None,
-    seed: int | None = None,
-    n: int = 1,
-    logprobs: int | None = None,
-    num_beams: int | None = None,
-    length_penalty: float | None = None,
-    early_stopping: bool | str | None = None,
-    deterministic: bool = False,
-    schema: object = None,
-    regex: str | None = None,
-    grammar: str | None = None,
-    choices: Sequence[str] | None = None,
-) -> Sampling:
-    """Check a call's arguments, and take what it leaves out from the checkpoint.
+def resolve(own: GenerationSettings, vocab_size: int, **options: Unpack[Options]) -> Sampling:
+    """Check a call's options, and take what it leaves out from the checkpoint.
 
     Raises:
-        RequestError: a value that makes no sense, by name.
+        RequestError: an unknown name, or a value that makes no sense, by name.
     """
-    max_tokens, max_length = _lengths(own, max_tokens)
-    whole("n", n, 1, MOST_CHOICES)
-    if logprobs is not None:
-        whole("logprobs", logprobs, 0)
-    texts, ids = _stops(stop, vocab_size)
+    check_names(options)
+    given: Callable[..., Any] = options.get
+    max_tokens, max_length = _lengths(own, given("max_tokens", DEFAULTS["max_tokens"]))
+    n = whole("n", given("n", DEFAULTS["n"]), 1, MOST_CHOICES)
+    seed = given("seed")
+    for name in ("logprobs", "processed_logprobs", "prompt_logprobs"):
+        if given(name) is not None:
+            whole(name, given(name), 0)
+    texts, ids = _stops(given("stop"), vocab_size)
     if seed is not None:
         whole("seed", seed, -(2**63), 2**63 - 1)
-    beams, heat = _search(own, num_beams, temperature)
+    beams, heat = _search(own, given("num_beams"), given("temperature"))
     if beams > 1 and n > beams:
         raise RequestError("more answers than beams", field="n", expected=f"at most {beams}", got=n)
     if beams > 1 and texts:
         hint = "Beams end at token ids. Give those, or num_beams=1."
         raise RequestError("stop texts are not supported with beams", field="stop", got=list(texts), hint=hint)
-    constraint = constraint_of(schema, regex, grammar, choices)
+    constraint = constraint_of(given("schema"), given("regex"), given("grammar"), given("choices"))
     if beams > 1 and constraint is not None:
         hint = "Give num_beams=1."
         raise RequestError("beams know no form of an answer", field=constraint.kind, got=f"{beams} beams", hint=hint)
-    words, banned = _words(bad_words, vocab_size)
+    words, banned = _words(given("bad_words"), vocab_size)
+    min_tokens = given("min_tokens")
     # A temperature of one's own is a wish to sample as the model does, so the rest of its settings hold too.
     return Sampling(
         max_tokens=max_tokens,
         max_length=max_length,
         temperature=heat,
-        top_k=whole("top_k", own.top_k if top_k is None else top_k, 0),
-        top_p=number("top_p", own.top_p if top_p is None else top_p, 0, 1),
-        min_p=number("min_p", own.min_p if min_p is None else min_p, 0, 1),
-        repetition_penalty=number(
-            "repetition_penalty", own.repetition_penalty if repetition_penalty is None else repetition_penalty, 1e-6
-        ),
-        frequency_penalty=number("frequency_penalty", 0.0 if frequency_penalty is None else frequency_penalty),
-        presence_penalty=number("presence_penalty", 0.0 if presence_penalty is None else presence_penalty),
-        logit_bias=_biases(logit_bias, vocab_size),
+        top_k=whole("top_k", _or(given("top_k"), own.top_k), 0),
+        top_p=number("top_p", _or(given("top_p"), own.top_p), 0, 1),
+        min_p=number("min_p", _or(given("min_p"), own.min_p), 0, 1),
+        repetition_penalty=number("repetition_penalty", _or(given("repetition_penalty"), own.repetition_penalty), 1e-6),
+        frequency_penalty=number("frequency_penalty", _or(given("frequency_penalty"), 0.0)),
+        presence_penalty=number("presence_penalty", _or(given("presence_penalty"), 0.0)),
+        logit_bias=_biases(given("logit_bias"), vocab_size),
         rules=Rules(
             no_repeat_ngram_size=whole(
-                "no_repeat_ngram_size",
-                own.no_repeat_ngram_size if no_repeat_ngram_size is None else no_repeat_ngram_size,
-                0,
+                "no_repeat_ngram_size", _or(given("no_repeat_ngram_size"), own.no_repeat_ngram_size), 0
             ),
             bad_words=own.bad_words_ids + banned,
             # As in transformers, a least length of the answer takes the place of one of the text.
             min_length=own.min_length if min_tokens is None and not own.min_new_tokens else 0,
-            min_tokens=whole("min_tokens", own.min_new_tokens if min_tokens is None else min_tokens, 0),
+            min_tokens=whole("min_tokens", _or(min_tokens, own.min_new_tokens), 0),
             # An answer with a form begins and ends as that says.
             forced_bos_id=own.forced_bos_id if constraint is None else None,
             forced_eos_ids=own.forced_eos_ids if constraint is None else (),
@@ -108,19 +81,23 @@ def resolve(
         stop_ids=frozenset(own.eos_ids) | frozenset(ids),
         seed=secrets.randbits(63) if seed is None else seed,
         n=n,
-        logprobs=logprobs,
+        logprobs=given("logprobs"),
+        processed_logprobs=given("processed_logprobs"),
+        prompt_logprobs=given("prompt_logprobs"),
         num_beams=beams,
         length_penalty=number(
-            "length_penalty",
-            own.length_penalty if length_penalty is None else length_penalty,
-            -LENGTH_POWERS,
-            LENGTH_POWERS,
+            "length_penalty", _or(given("length_penalty"), own.length_penalty), -LENGTH_POWERS, LENGTH_POWERS
         ),
-        early_stopping=_early(own.early_stopping if early_stopping is None else early_stopping),
-        deterministic=flag("deterministic", deterministic),
+        early_stopping=_early(_or(given("early_stopping"), own.early_stopping)),
+        deterministic=flag("deterministic", given("deterministic", DEFAULTS["deterministic"])),
         renormalize=own.renormalize,
         constraint=constraint,
     )
+
+
+def _or(value: object, otherwise: object) -> object:
+    """What a call says, or what the checkpoint does."""
+    return otherwise if value is None else value
 
 
 def _lengths(own: GenerationSettings, max_tokens: object) -> tuple[int | None, int | None]:

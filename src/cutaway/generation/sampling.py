@@ -43,6 +43,8 @@ class Sampling:
     seed: int = 0
     n: int = 1
     logprobs: int | None = None
+    processed_logprobs: int | None = None
+    prompt_logprobs: int | None = None
     num_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | str = False
@@ -75,21 +77,18 @@ class Sampling:
             x = self.rules.apply(x, prompts, produced, rooms or [None] * len(prompts), self.stop_ids)
         return x
 
-    def choose(
+    def processed(
         self,
         logits: Tensor,
         prompts: Sequence[Sequence[int]],
         produced: Sequence[Sequence[int]],
-        choices: Sequence[int],
         rooms: Sequence[int | None] | None = None,
         mask: Callable[[Tensor], Tensor] | None = None,
-    ) -> list[int]:
-        """The next token of each row.
+    ) -> Tensor:
+        """What a token is chosen from: its softmax is drawn from, or its best is taken. [rows, vocab] → the same
 
         Args:
-            logits: [rows, vocab]
             prompts, produced: each row's tokens so far.
-            choices: which of its prompt's ``n`` choices a row is.
             rooms: most tokens that each row's answer may have.
             mask: forbids what breaks the answers' form.
         """
@@ -100,7 +99,7 @@ class Sampling:
         if mask is not None:
             x = mask(x)
         if self.temperature == 0:
-            return steps.greedy(x)
+            return x
         x = steps.temperature(x, self.temperature)
         if self.top_k:
             x = steps.top_k(x, self.top_k)
@@ -108,5 +107,20 @@ class Sampling:
             x = steps.top_p(x, self.top_p)
         if self.min_p:
             x = steps.min_p(x, self.min_p)
+        return x
+
+    def take(self, processed: Tensor, keys: Sequence[tuple[int, int, int]]) -> list[int]:
+        """A token of each row of what is :meth:`processed`; ``keys`` are (seed, choice, position)."""
+        return steps.greedy(processed) if self.temperature == 0 else steps.sample(processed, keys)
+
+    def choose(
+        self,
+        logits: Tensor,
+        prompts: Sequence[Sequence[int]],
+        produced: Sequence[Sequence[int]],
+        choices: Sequence[int],
+        rooms: Sequence[int | None] | None = None,
+    ) -> list[int]:
+        """The next token of each row; ``choices`` says which of its prompt's ``n`` choices a row is."""
         keys = [(self.seed, c, len(p) + len(q)) for c, p, q in zip(choices, prompts, produced, strict=True)]
-        return steps.sample(x, keys)
+        return self.take(self.processed(logits, prompts, produced, rooms), keys)

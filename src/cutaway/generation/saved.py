@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,15 +19,13 @@ from torch import Tensor
 from cutaway.cache import KvDtype, Source, StoredCache, restore_source
 from cutaway.cache.state import inside, take, within
 from cutaway.errors import CutawayError, FormatError, ResourceError, ResumeMismatch
-from cutaway.formats.files import StrPath, parse_json, sweep
+from cutaway.formats.files import StrPath, sweep
 from cutaway.formats.safetensors import SafetensorsFile, save_safetensors
+from cutaway.generation.fingerprint import model_facts, put, spec_difference
 from cutaway.models import Transformer
-from cutaway.spec.serial import difference, spec_from_json, spec_to_json
 
 FORMAT = "cutaway session"
 VERSION = "1"
-SAMPLES = 64  # numbers of each weight that its hash is of
-LARGEST_SPEC = 1 << 24  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ class Saved:
         try:
             cache.restore(self.state)
         except CutawayError as error:
-            raise _at(path, error) from error
+            raise error.at(path) from error
         except RuntimeError as error:  # what torch says of memory that there is none of
             raise ResourceError("does not fit into memory", path=path) from error
         if any(n > len(row) for n, row in zip(cache.lengths, self.tokens, strict=True)):
@@ -112,7 +110,7 @@ def read(path: StrPath, model: Transformer) -> Saved:
         if model.spec.source is not None:
             source = restore_source(model.spec.decoder, held, len(tokens), model.dtype, model.device)
     except CutawayError as error:
-        raise _at(path, error) from error
+        raise error.at(path) from error
     kv_dtype: KvDtype | None = "int8" if metadata["kv_dtype"] == "int8" else None
     return Saved(tokens, metadata["steady"] == "True", kv_dtype, source, state)
 
@@ -129,36 +127,14 @@ def _tokens(tensors: Mapping[str, Tensor], vocab_size: int) -> list[list[int]]:
 
 def _fingerprint(model: Transformer) -> dict[str, str]:
     """What a file says of its model, in the order in which it is compared."""
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "spec": json.dumps(spec_to_json(model.spec), sort_keys=True),
-        "dtype": str(model.dtype),
-        "weights": _weights(model),
-    }
-
-
-def _weights(model: Transformer) -> str:
-    """A hash of each weight's name, shape, type and some of its values, the first and the last among them."""
-    found = hashlib.sha256()
-    for name, weight in model.state_dict().items():
-        flat = weight.detach().reshape(-1)
-        places = torch.linspace(0, max(len(flat) - 1, 0), min(SAMPLES, len(flat)), dtype=torch.float64).long()
-        _put(found, name, flat[places.to(flat.device)].cpu(), [*weight.shape])
-    return found.hexdigest()
+    return {"format": FORMAT, "version": VERSION, **model_facts(model)}
 
 
 def _digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
     found = hashlib.sha256(json.dumps(sorted(metadata.items())).encode())
     for name in sorted(tensors):
-        _put(found, name, tensors[name], [*tensors[name].shape])
+        put(found, name, tensors[name], [*tensors[name].shape])
     return found.hexdigest()
-
-
-def _put(into: hashlib._Hash, name: str, tensor: Tensor, shape: list[int]) -> None:
-    into.update(json.dumps([name, str(tensor.dtype), shape]).encode())
-    if tensor.numel():
-        into.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _check_model(path: StrPath, metadata: Mapping[str, str], model: Transformer) -> None:
@@ -182,19 +158,9 @@ def _differs(path: StrPath, key: str, mine: str, theirs: str) -> None:
     }[key]
     hint = "Read the tokens again with this model." if key != "version" else None
     if key == "spec":
-        values = [parse_json(text.encode(), path=path, limit=LARGEST_SPEC) for text in (mine, theirs)]
-        try:
-            one, two = (replace(spec_from_json(value), kept=()) for value in values)
-        except CutawayError as error:
-            raise _at(path, error) from error
-        found = difference(one, two)
+        found = spec_difference(path, mine, theirs)
         if found is None:
             return  # written otherwise, and the same
-        place, mine, theirs = f"spec{found[0]}", repr(found[1]), repr(found[2])
+        place, mine, theirs = found
         raise ResumeMismatch(what, path=path, field=place, expected=mine, got=theirs, hint=hint)
     raise ResumeMismatch(what, path=path, field=key, expected=mine, got=theirs, hint=hint)
-
-
-def _at(path: StrPath, error: CutawayError) -> CutawayError:
-    """The same error, with the file's name."""
-    return type(error)(error.what, path=path, field=error.field, expected=error.expected, got=error.got)

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
 from cutaway.cache import Source
-from cutaway.generation.checks import check_ids
-from cutaway.generation.logprobs import token_logprobs
-from cutaway.generation.session import CHUNK, check_length
-from cutaway.generation.steady import promise, unembedded
+from cutaway.errors import RequestError
+from cutaway.generation.checks import check_ids, whole
+from cutaway.generation.inputs import plain
+from cutaway.generation.logprobs import TokenLogprob, read_logprobs
+from cutaway.generation.session import check_length, read_sources
+from cutaway.generation.steady import promise
+from cutaway.generation.voice import Voice
 from cutaway.models import Transformer
 from cutaway.models.batch import pad
 from cutaway.modules.steady import ROWS
+
+Text: TypeAlias = str | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,27 +30,56 @@ class Score:
     Attributes:
         tokens: its ids, a first token that the tokenizer adds included.
         logprobs: log-probability of each given those before; None for the first.
+        top: if asked for, the likeliest tokens at each place, best first, as (id, logprob); none at the first.
     """
 
     tokens: list[int]
     logprobs: list[float | None]
+    top: list[tuple[tuple[int, float], ...]] | None = None
 
     @property
     def total(self) -> float:
         """Log-probability of the whole after its first token."""
         return sum(value for value in self.logprobs if value is not None)
 
+    @classmethod
+    def of(cls, tokens: list[int], entries: Sequence[TokenLogprob | None], top: int) -> Score:
+        """As a list of numbers, and one of alternatives if there are to be any."""
+        best = [() if entry is None else entry.top for entry in entries]
+        return cls(tokens, [None if entry is None else entry.logprob for entry in entries], best if top else None)
+
+
+def score(voice: Voice, text: Text, target: Text | None = None, *, top: int = 0, deterministic: bool = False) -> Score:
+    """See ``Model.score``."""
+    voice.must_generate()
+    model = voice.model
+    whole("top", top, 0)
+    ids = voice.ids(text, "text")
+    if (target is None) is not (model.spec.source is None):
+        what = "an encoder–decoder scores a target for a source, other models score one text"
+        raise RequestError(what, field="target", got=target)
+    if target is None:
+        return Score.of(ids, score_ids(model, ids, top=top, steady=deterministic), top)
+    if isinstance(target, str):
+        mine = voice.cutter("target").target.encode(target)
+    else:
+        mine = check_ids(plain(target), model.spec.vocab_size, "target")
+    source = read_sources(model, [ids], steady=deterministic)
+    entries = score_ids(model, [*voice.start(), *mine], source, top=top, steady=deterministic)
+    return Score.of(mine, entries[1:], top)
+
 
 @torch.no_grad()
 def score_ids(
-    model: Transformer, ids: Sequence[int], source: Source | None = None, *, steady: bool = False
-) -> list[float | None]:
+    model: Transformer, ids: Sequence[int], source: Source | None = None, *, top: int = 0, steady: bool = False
+) -> list[TokenLogprob | None]:
     """Log-probability of each token given those before it; None for the first, which has nothing before it.
 
     Args:
         model: what reads.
         ids: a text; of an encoder–decoder, with the token that answers begin with.
         source: what an encoder–decoder's encoder has read.
+        top: how many of the likeliest tokens to report at each place.
         steady: the bits that a token has in any company: see ``generation.steady``.
 
     Raises:
@@ -56,9 +91,4 @@ def score_ids(
     check_length(model, len(ids), "prompt")
     table, positions = pad([ids], multiple=ROWS if steady else 1)
     hidden = model.hidden(table, positions, source=source, how="steady" if steady else None)[0, : len(ids) - 1]
-    scores: list[float | None] = [None]
-    for start in range(0, len(ids) - 1, CHUNK):  # logits of a long text, with a large vocabulary, are gigabytes
-        some = hidden[start : start + CHUNK]
-        piece = unembedded(model, some) if steady else model.unembed(some[None])[0]
-        scores += [entry.logprob for entry in token_logprobs(piece, ids[start + 1 : start + 1 + CHUNK], 0)]
-    return scores
+    return [None, *read_logprobs(model, hidden, ids[1:], top, steady=steady)]

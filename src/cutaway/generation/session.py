@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ from cutaway.modules.attention import How
 from cutaway.modules.steady import ROWS
 from cutaway.modules.tap import Tap
 
+# Final states of each row's next tokens, [batch, piece, d_model], and how many of them are real.
+Seen: TypeAlias = Callable[[Tensor, Sequence[int]], None]
 CHUNK = 512  # tokens of a prompt that are run at once: bounds the memory of a long one
 
 
@@ -36,6 +39,10 @@ class Session:
         source: of an encoder–decoder, what its encoder has read for each row.
         steady: the same bits for a row in any company and any pieces: see ``generation.steady``.
         kv_dtype: ``"int8"`` keeps keys and values in eight bits; see ``cache.new_cache``.
+
+    Attributes:
+        tokens: what each row has read.
+        between: called before each pass, of which a long prompt has several; what it raises breaks off.
     """
 
     def __init__(
@@ -53,9 +60,10 @@ class Session:
         # A ring's slots are out of order, and a sum's order is what steadiness is about.
         self._cache = model.new_cache(batch, capacity, sliding=not steady, source=source, kv_dtype=kv_dtype)
         self.tokens: list[list[int]] = [[] for _ in range(batch)]
+        self.between: Callable[[], None] | None = None
 
     @torch.no_grad()
-    def feed(self, rows: Sequence[Sequence[int]], tap: Tap | None = None) -> Tensor:
+    def feed(self, rows: Sequence[Sequence[int]], tap: Tap | None = None, seen: Seen | None = None) -> Tensor:
         """Read more tokens, not the same number in each row, and predict what follows each row.
 
         An exception on the way, of the tap or from the keyboard, leaves the session as it was before.
@@ -63,6 +71,7 @@ class Session:
         Args:
             rows: new tokens of each row; a row with none keeps still, and its result means nothing.
             tap: reads or edits what is computed on the way.
+            seen: given the final states of the new tokens, piece by piece.
 
         Returns:
             Logits after each row's last token. [batch, vocab]
@@ -75,8 +84,8 @@ class Session:
         try:
             behind = [held[n:] for held, n in zip(self.tokens, self._cache.lengths, strict=True)]
             if any(behind):
-                self._read(behind, None)
-            last = self._read(rows, tap)
+                self._read(behind, None, None)
+            last = self._read(rows, tap, seen)
             logits = (
                 unembedded(self._model, last, tap) if self._steady else self._model.unembed(last[:, None], tap)[:, 0]
             )
@@ -174,17 +183,21 @@ class Session:
         self._cache.rewind(list(lengths))
         self.tokens = [held[:n] for held, n in zip(self.tokens, lengths, strict=True)]
 
-    def _read(self, rows: Sequence[Sequence[int]], tap: Tap | None) -> Tensor:
+    def _read(self, rows: Sequence[Sequence[int]], tap: Tap | None, seen: Seen | None) -> Tensor:
         """The final hidden state of each row's last new token. [batch, d_model]"""
         model = self._model
         last = torch.zeros(len(rows), model.spec.d_model, dtype=model.dtype, device=model.device)
         lengths = torch.tensor([n + len(new) for n, new in zip(self._cache.lengths, rows, strict=True)])
         for start in range(0, max(map(len, rows)), CHUNK):
+            if self.between is not None:
+                self.between()
             pieces = [list(new[start : start + CHUNK]) for new in rows]
             ids, steps = pad(pieces, multiple=ROWS if self._steady else 1)
             positions = torch.where(steps >= 0, torch.tensor(self._cache.lengths)[:, None] + steps, -1)
             how: How | None = "steady" if self._steady else None
             hidden = model.hidden(ids, positions, cache=self._cache, tap=tap, lengths=lengths, how=how)
+            if seen is not None:
+                seen(hidden, [len(piece) for piece in pieces])
             if len({len(piece) for piece in pieces}) == 1:
                 last = hidden[:, len(pieces[0]) - 1]
                 continue

@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+from cutaway.errors import RequestError
 from cutaway.generation.generate import Generation, Run
+from cutaway.generation.inputs import is_list
+from cutaway.generation.options import Options
+
+
+def check_one(prompt: Any, options: Options) -> None:
+    """Refuse what is more than one answer to one prompt.
+
+    Raises:
+        RequestError: several prompts, or several answers.
+    """
+    if is_list(prompt):
+        raise RequestError("one prompt is streamed at a time", field="prompt", hint="Use generate for a list.")
+    if options.get("n", 1) != 1:
+        raise RequestError("one answer is streamed at a time", field="n", expected=1, got=options["n"])
 
 
 class Stream:
