@@ -50,6 +50,8 @@ class Model:
         sentence: SentenceSettings | None = None,
     ) -> None:
         self.transformer = transformer
+        if all(stack.runners is None for stack in (transformer.encoder, transformer.decoder)):  # not compiled
+            transformer.use_kernels()
         self.tokenizer = tokenizer
         self.settings = settings or GenerationSettings()
         self.sentence = sentence  # how the checkpoint makes one vector of a text, if it says so

@@ -129,9 +129,7 @@ def build(
         what = "the tokenizer has tokens that the model has no rows for"
         raise RequestError(what, field="vocab_size", expected=f"≥ {cutter.vocab_size}", got=rows)
     ends = GenerationSettings() if cutter is None else GenerationSettings(eos_ids=cutter.eos_ids)
-    transformer = built(spec, seed)
-    transformer.use_kernels()
-    return Model(transformer, cutter, ends)
+    return Model(built(spec, seed), cutter, ends)
 
 
 def _tokenizer(given: object) -> Tokenizer | None:

@@ -110,7 +110,6 @@ def load_checkpoint(
         )
     finally:
         source.close()
-    model.use_kernels()
     return Checkpoint(model.eval(), settings, folder, resolved.origin)
 
 
@@ -139,7 +138,6 @@ def _load_gguf(
             keep=dtype is None and device.type == "cpu" and library() is not None,
             quantize=quantize,
         )
-        model.use_kernels()
         return Checkpoint(model.eval(), settings, resolved.path, resolved.origin, dict(file.metadata), file.type_of)
 
 
