@@ -24,6 +24,9 @@ class _Spec:
     max_positions: int = 10_000
     position_limit: int | None = None
     source_vocab_size: int | None = None
+    source: None = None
+    generates: bool = True
+    family: str = "scripted"
 
 
 @dataclass
@@ -58,6 +61,36 @@ class Scripted:
     def unembed(self, x: Tensor, tap: Any = None) -> Tensor:
         said = torch.tensor(self.script)[x[..., 0].long().clamp(0, len(self.script) - 1)]
         return torch.nn.functional.one_hot(said, VOCAB).float() * 9
+
+
+@dataclass
+class Chain:
+    """A Markov chain: what comes next depends on the last token alone, by a table of logits. [vocab, vocab]"""
+
+    table: Tensor
+    passes: int = 0
+    warned_length: bool = False
+    device = torch.device("cpu")
+
+    @property
+    def spec(self) -> _Spec:
+        return _Spec(len(self.table), d_model=len(self.table))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.table.dtype
+
+    def new_cache(self, batch: int, capacity: int, **_: Any) -> _Cache:
+        return _Cache([0] * batch)
+
+    def hidden(self, ids: Tensor, positions: Tensor, cache: _Cache, tap: Any = None, **_: Any) -> Tensor:
+        self.passes += 1
+        fresh = (positions >= 0).sum(1).tolist()
+        cache.lengths = [n + more for n, more in zip(cache.lengths, fresh, strict=True)]
+        return self.table[ids]
+
+    def unembed(self, x: Tensor, tap: Any = None) -> Tensor:
+        return x
 
 
 @dataclass

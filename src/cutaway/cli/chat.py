@@ -13,6 +13,7 @@ import click
 from cutaway.cli.choosing import choosing, given, note_idle
 from cutaway.cli.common import Settings, load_model, read_stdin
 from cutaway.cli.failures import failure_of, say
+from cutaway.cli.guessing import check_draft, guessing, load_draft
 from cutaway.cli.interrupts import interruptible
 from cutaway.cli.kinds import check_able
 from cutaway.cli.options import COUNT, shared
@@ -32,6 +33,7 @@ _FENCE = '"""'
 @click.option("--system", metavar="TEXT", help="The system message.")
 @click.option("-n", "--max-tokens", type=COUNT, default=1024, show_default=True, help="Most tokens of an answer.")
 @choosing
+@guessing
 @click.option("--stats", is_flag=True, help="Tokens a second after each answer.")
 @shared("model", "load", "seed", "output")
 def command(
@@ -53,6 +55,7 @@ def command(
         raise click.UsageError("--json and --out are for one QUESTION.", click.get_current_context())
     if question == "-":
         question = read_stdin()
+    check_draft(options)
     from cutaway.cli.conversation import Conversation
 
     start = time.perf_counter()
@@ -62,6 +65,7 @@ def command(
         does = "completes" if model.spec.source is None else "answers a"
         hint = f"it {does} text: `cutaway run`"
         raise TemplateError("this model has no chat template", path=settings.model, hint=hint)
+    options = load_draft(settings, options, model)
     arguments = given({"max_tokens": max_tokens, "seed": settings.seed, **options}.items())
     note_idle(settings, model, arguments)
     streamed = not (settings.json or settings.to_file)

@@ -204,7 +204,8 @@ class Conversation:
 
         if not rest:
             raise RequestError("a file's name is missing", hint="/save FILE")
-        value = {"model": self._model.origin, "messages": self.messages, "settings": self._options}
+        settings = {name: value for name, value in self._options.items() if not name.startswith("draft")}
+        value = {"model": self._model.origin, "messages": self.messages, "settings": settings}
         with atomic_write(rest) as file:
             file.write((to_json(value, indent=2) + "\n").encode("utf-8", "backslashreplace"))
         self._say(f"saved {counted(len(self.messages), 'message')} to {rest}")

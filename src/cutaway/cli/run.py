@@ -11,6 +11,7 @@ import click
 from cutaway.cli.choosing import check_together, choosing, given, most_tokens, note_idle, searching, settled
 from cutaway.cli.common import Settings, as_input, load_model, text_argument
 from cutaway.cli.forms import forming, read_forms
+from cutaway.cli.guessing import check_draft, guessing, load_draft
 from cutaway.cli.kinds import check_able
 from cutaway.cli.options import COUNT, shared
 from cutaway.cli.prompts import answer_file, check_many, many
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 @choosing
 @searching
 @forming
+@guessing
 @click.option("--logprobs", type=COUNT, metavar="K", help="Log-probabilities of the chosen and the K best tokens.")
 @click.option("--echo", is_flag=True, help="Print the prompt first, with --logprobs its tokens' too.")
 @many
@@ -56,12 +58,14 @@ def command(
     with a model, use `cutaway chat`.
     """
     check_together(options)
+    check_draft(options)
     options = read_forms(options)
     check_many(settings, prompts, batch, restart, PROMPT=prompt, **{"--echo": echo, "--special": special})
     missing = "No prompt. Give one, pipe one in, or talk with `cutaway chat`."
     text = text_argument(prompt, missing=missing) if prompts is None else ""
     start = time.perf_counter()
     model = load_model(settings)
+    options = load_draft(settings, options, model)
     load_s = time.perf_counter() - start
     check_able(settings, model, "run")
     if echo and model.spec.source is not None:

@@ -118,8 +118,21 @@ def stats_line(timing: dict[str, float | None], *results: Generation) -> str:
         f"prefill {counted(read, 'token')}, {rate(timing['prefill_tokens_per_s'])}; "
         f"first token after {'–' if first is None else f'{first:.3f} s'}; "
         f"decode {counted(written, 'token')}, {rate(timing['decode_tokens_per_s'])}; "
-        f"load {timing['load_s']:.2f} s"
+        f"load {timing['load_s']:.2f} s{_guesses_line(results)}"
     )
+
+
+def _guesses_line(results: Sequence[Generation]) -> str:
+    found = [result.speculation for result in results if result.speculation is not None]
+    if not found:
+        return ""
+    proposed, accepted, passes = (
+        sum(getattr(one, name) for one in found) for name in ("proposed", "accepted", "passes")
+    )
+    written = sum(result.usage.completion_tokens for result in results)
+    share = f" ({accepted / proposed:.0%})" if proposed else ""
+    each = f", {written / passes:.2f} tokens a pass" if passes else ""
+    return f"; guessed {counted(proposed, 'token')}, {accepted} right{share}{each}"
 
 
 def note_end(settings: Settings, model: Model, result: Generation, max_tokens: int, more: str = "-n") -> None:

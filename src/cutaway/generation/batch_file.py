@@ -139,14 +139,14 @@ class Answers:
             RequestError: an option.
         """
         model, seen = self._voice.model, set()
-        self._voice.run_ids([[0]], self.sampling({}))
+        self._voice.run_ids([[0]], self.sampling({}), self._options)
         for index in range(len(self._prompts)):
             one = self._asked(index)
             of_source = model.spec.source is not None
             with_line(one.line.where, check_length, model, len(one.ids), "prompt", of_source=of_source)
             if one.kind not in seen:
                 seen.add(one.kind)
-                with_line(one.line.where, self._voice.run_ids, [one.ids], one.sampling)
+                with_line(one.line.where, self._voice.run_ids, [one.ids], one.sampling, self._both(one.line.options))
 
     def lines(self, start: int, name: str, batch: int, report: Report | None) -> Iterator[str]:
         """The lines from a place on, some at a time.
@@ -180,9 +180,12 @@ class Answers:
         """What a line's own options make of the others, but for the seed."""
         key = json.dumps({name: value for name, value in own.items() if name != "seed"}, sort_keys=True)
         if key not in self._settled:
-            both: Any = {**self._options, **own}
-            self._settled[key] = self._voice.sampling(**both)
+            self._settled[key] = self._voice.sampling(**self._both(own))
         return self._settled[key]
+
+    def _both(self, own: Options) -> Options:
+        """A line's own options over the others."""
+        return {**self._options, **own}
 
     def _asked(self, index: int) -> _Asked:
         line = self._prompts[index]
@@ -206,7 +209,7 @@ class Answers:
     def _answered(self, together: list[_Asked], before: int, report: Report | None) -> list[list[Generation]]:
         """The answers to each of some prompts."""
         each = [one.sampling for one in together]
-        run = self._voice.run_ids([one.ids for one in together], each[0], each)
+        run = self._voice.run_ids([one.ids for one in together], each[0], self._both(together[0].line.options), each)
         n = each[0].n
         if report is not None:
             done = self._tokens

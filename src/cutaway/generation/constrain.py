@@ -109,6 +109,10 @@ class Guide:
         self._kind = kind
         self._ends = ends
 
+    def fork(self) -> Guide:
+        """Another one at the same place."""
+        return Guide(self._matcher.deep_copy(), self._kind, self._ends)
+
     def allowed(self, size: int) -> Tensor:
         """Which of the vocabulary's tokens may come next. [vocab]
 

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
+import torch
 from torch import Tensor
 
 from cutaway.errors import RequestError
 from cutaway.generation.beam import beam_search
 from cutaway.generation.checks import check_ids
 from cutaway.generation.constrain import Guides, mask
+from cutaway.generation.drafting import Drafting
 from cutaway.generation.logprobs import PromptLogprobs, TokenLogprob, token_logprobs
+from cutaway.generation.pace import Pace
 from cutaway.generation.result import Generation, Timing, Usage
 from cutaway.generation.row import Row
 from cutaway.generation.sampling import Sampling
 from cutaway.generation.session import Session, check_length, read_sources
+from cutaway.generation.speculative import Guesses
 from cutaway.generation.steady import promise
 from cutaway.generation.stop import StopText
+from cutaway.generation.words import with_words
 from cutaway.models import Transformer
 from cutaway.tokenizers.stream import DecodeStream
 from cutaway.tokenizers.tokenizer import Tokenizer
@@ -41,6 +45,7 @@ class Run:
         sampling: how to choose and when to stop.
         sources: of an encoder–decoder, what its encoder reads for each; a prompt is what the decoder begins with.
         each: of each prompt, settings that differ from ``sampling`` in seed and length.
+        drafting: who guesses ahead, if anybody does.
 
     Attributes:
         watch: called before each pass, and at the end, with the rows as they are.
@@ -58,9 +63,11 @@ class Run:
         sampling: Sampling,
         sources: Sequence[Sequence[int]] | None = None,
         each: Sequence[Sampling] | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         self._model = model
-        self._sampling = _with_words(sampling, tokenizer)
+        self._drafting = drafting
+        self._sampling = with_words(sampling, tokenizer)
         self._prompts = [check_ids(prompt, model.spec.vocab_size) for prompt in prompts]
         rows = model.spec.source_vocab_size or model.spec.vocab_size
         self._sources = None if sources is None else [check_ids(source, rows) for source in sources]
@@ -82,6 +89,7 @@ class Run:
                 StopText(sampling.stop),
                 n_read=len(read),
                 guide=None if guides is None else guides.new(),
+                pace=Pace(0 if drafting is None else drafting.most),
             )
             for prompt, read, own in zip(
                 self._prompts, self._sources or self._prompts, each or [sampling] * len(self._prompts), strict=True
@@ -165,20 +173,23 @@ class Run:
         if n > 1:
             logits = logits.repeat_interleave(n, 0)
             session.select([row for row in range(len(self._prompts)) for _ in range(n)])
-        live = list(range(len(self.rows)))  # which row of self.rows each row of the session is
+        live = list(enumerate(self.rows))  # the rows of the session
+        guesses = Guesses(self._drafting, self._model.spec.vocab_size, self._sampling, self._prompts, self._sources)
+        guesses.between = self._between
+        after, proposed = list(logits[:, None]), [list[int]() for _ in live]
         while True:
-            for index, piece in self._choose(logits, live):
-                if piece or self.rows[index].finish_reason:
-                    yield index, piece
-            going = [place for place, index in enumerate(live) if self.rows[index].finish_reason is None]
+            yield from self._take(after, proposed, live)
+            if any(proposed):  # what was read and is not in the answer is taken back
+                session.rewind([len(row.prompt) + len(row.tokens) - 1 for _, row in live])
+            going = [place for place, (_, row) in enumerate(live) if row.finish_reason is None]
             if not going:
                 return
             if len(going) * 2 <= len(live):  # finished rows stay, idle, until they are the half
                 session.select(going)
+                guesses.select(going)
                 live = [live[place] for place in going]
-            logits = session.feed(
-                [self.rows[index].tokens[-1:] if self.rows[index].finish_reason is None else [] for index in live]
-            )
+            proposed = guesses.ahead([row for _, row in live])
+            after = session.feed_each([[*row.unread, *more] for (_, row), more in zip(live, proposed, strict=True)])
 
     def _session(self) -> Session:
         """A row for each prompt."""
@@ -204,12 +215,32 @@ class Run:
                 row.score, row.logprobs, row.processed = beam.score, beam.logprobs, beam.processed
                 yield index, "".join(row.take(token, self._sampling.stop_ids) for token in beam.tokens)
 
-    def _choose(self, logits: Tensor, live: list[int]) -> list[tuple[int, str]]:
-        """Give each row that goes on its next token: (row, text that can be shown)."""
-        going = [place for place, index in enumerate(live) if self.rows[index].finish_reason is None]
-        rows = [self.rows[live[place]] for place in going]
-        if len(going) < len(live):
-            logits = logits[going]
+    def _take(
+        self, after: Sequence[Tensor], proposed: Sequence[Sequence[int]], live: Sequence[tuple[int, Row]]
+    ) -> Iterator[tuple[int, str]]:
+        """Give each row that goes on its next token, and another after each proposal that was right.
+
+        Args:
+            after: of each row, logits after its last token and after each of the proposed ones. [tokens, vocab]
+            proposed: of each row, what may come next.
+            live: each row, and which of self.rows it is.
+        """
+        going = [place for place, (_, row) in enumerate(live) if row.finish_reason is None]
+        right, step = dict.fromkeys(going, 0), 0
+        while going:
+            rows = [live[place][1] for place in going]
+            pieces = self._choose(torch.stack([after[place][step] for place in going]), rows)
+            for place, row, piece in zip(going, rows, pieces, strict=True):
+                right[place] += row.tokens[-1:] == proposed[place][step : step + 1]
+                if piece or row.finish_reason:
+                    yield live[place][0], piece
+            step += 1
+            going = [place for place in going if right[place] == step and live[place][1].finish_reason is None]
+        for place, n in right.items():
+            live[place][1].pace.note(len(proposed[place]), n)
+
+    def _choose(self, logits: Tensor, rows: Sequence[Row]) -> list[str]:
+        """Choose each row's next token; text of it that can be shown. [rows, vocab]"""
         guides = [row.guide for row in rows if row.guide is not None]
         processed = self._sampling.processed(
             logits,
@@ -218,8 +249,7 @@ class Run:
             [row.max_tokens for row in rows],
             partial(mask, guides=guides) if guides else None,
         )
-        keys = [(row.seed, row.choice, len(row.prompt) + len(row.tokens)) for row in rows]
-        tokens = self._sampling.take(processed, keys)
+        tokens = self._sampling.take(processed, [row.key() for row in rows])
         if self._sampling.logprobs is not None:
             for row, entry in zip(rows, token_logprobs(logits, tokens, self._sampling.logprobs), strict=True):
                 row.logprobs.append(entry)
@@ -227,8 +257,7 @@ class Run:
             entries = token_logprobs(processed, tokens, self._sampling.processed_logprobs)
             for row, entry in zip(rows, entries, strict=True):
                 row.processed.append(entry)
-        pieces = [row.take(token, self._sampling.stop_ids) for row, token in zip(rows, tokens, strict=True)]
-        return [(live[place], piece) for place, piece in zip(going, pieces, strict=True)]
+        return [row.take(token, self._sampling.stop_ids) for row, token in zip(rows, tokens, strict=True)]
 
     def results(self) -> list[Generation]:
         """Each row's outcome so far."""
@@ -249,18 +278,3 @@ class Run:
             prompt_tokens=row.n_read,
             tokens=len(row.tokens),
         )
-
-
-def _with_words(sampling: Sampling, tokenizer: Tokenizer | None) -> Sampling:
-    """Forbidden texts as ids: of the text at a beginning, of it going on, and of it after a space."""
-    if not sampling.bad_words:
-        return sampling
-    if tokenizer is None:
-        raise RequestError("forbidden texts need a tokenizer, and this model has none", field="bad_words")
-    found: dict[tuple[int, ...], None] = {}
-    for word in sampling.bad_words:
-        found[tuple(tokenizer.encode(word, bos=False))] = None
-        for text in (word, " " + word):
-            found[tuple(tokenizer.encode(text, continuation=True))] = None
-    rules = replace(sampling.rules, bad_words=(*sampling.rules.bad_words, *(ids for ids in found if ids)))
-    return replace(sampling, rules=rules, bad_words=())

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any, Literal, TypeAlias, TypedDict, TypeVar
 
 from cutaway.errors import RequestError
+from cutaway.generation.drafting import Guesser
 
 __all__ = ["DEFAULTS", "Options", "Words", "check_names", "takes_options"]
 
@@ -52,6 +53,10 @@ class Options(TypedDict, total=False):
             any JSON), matches this expression (Rust's syntax), this grammar (Lark, as llguidance takes it), or is
             one of these texts. One of the four, without beams; needs ``pip install 'cutaway[grammar]'``. What
             ends at ``max_tokens`` or at a stop text (``stop``) may be cut short.
+        draft: who guesses the next tokens, which are then read in one pass: a smaller model of the same vocabulary,
+            or "prompt": what followed the last tokens where the text had them before. The answer is the same as
+            without, but for near-ties (none with ``deterministic``), and comes in fewer passes.
+        draft_tokens: most tokens guessed at a time; None for 15.
     """
 
     max_tokens: int | Literal["auto"] | None
@@ -80,6 +85,8 @@ class Options(TypedDict, total=False):
     regex: str | None
     grammar: str | None
     choices: Sequence[str] | None
+    draft: Guesser | Literal["prompt"] | None
+    draft_tokens: int | None
 
 
 # What an option that is left out stands for, where that is not None.
@@ -98,6 +105,9 @@ _ELSEWHERE = {
     "bad_words_ids": "bad_words",
     "min_new_tokens": "min_tokens",
     "stop_strings": "stop",
+    "assistant_model": "draft",
+    "prompt_lookup_num_tokens": 'draft="prompt"',
+    "num_assistant_tokens": "draft_tokens",
     "edits": "model.trace, which takes edits and max_tokens",
 }
 

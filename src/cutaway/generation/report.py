@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from cutaway.generation.logprobs import TokenLogprob
+from cutaway.generation.pace import Speculation
 from cutaway.generation.result import Generation, Usage
 from cutaway.tokenizers.tokenizer import Tokenizer
 
@@ -35,7 +37,12 @@ def _answer(result: Generation, tokenizer: Tokenizer | None) -> dict[str, Any]:
         "score": result.score,
         "usage": usage_as_plain(result.usage),
         **{name: None if found is None else [_entry(one, words) for one in found] for name, found in entries.items()},
+        **({} if result.speculation is None else {"speculation": _guessed(result.speculation)}),
     }
+
+
+def _guessed(found: Speculation) -> dict[str, Any]:
+    return {**asdict(found), "acceptance": found.acceptance}
 
 
 def usage_as_plain(usage: Usage) -> dict[str, int]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cutaway.generation.logprobs import TokenLogprob
+from cutaway.generation.pace import Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class Generation:
         processed_logprobs: one entry a token, if asked for: under the distribution that it was chosen from, after
             everything that changes or filters it.
         timing: how long it took; no part of a comparison.
+        speculation: with a draft, how much of it was guessed; no part of a comparison.
     """
 
     text: str
@@ -100,3 +102,4 @@ class Generation:
     prompt_logprobs: list[TokenLogprob | None] | None = None
     processed_logprobs: list[TokenLogprob] | None = None
     timing: Timing | None = field(default=None, compare=False)
+    speculation: Speculation | None = field(default=None, compare=False)

@@ -8,6 +8,7 @@ from time import perf_counter
 
 from cutaway.generation.constrain import Guide
 from cutaway.generation.logprobs import TokenLogprob
+from cutaway.generation.pace import Pace
 from cutaway.generation.result import Generation, Timing, Usage
 from cutaway.generation.sampling import Sampling
 from cutaway.generation.stop import StopText
@@ -20,6 +21,7 @@ class Row:
 
     Attributes:
         seed, choice: what a draw depends on, beside the position.
+        pace: how far ahead its tokens are guessed.
         first, last: when its first and its last token came, on the clock of ``perf_counter``.
     """
 
@@ -37,8 +39,18 @@ class Row:
     processed: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
     score: float | None = None
+    pace: Pace = field(default_factory=Pace)
     first: float | None = None
     last: float | None = None
+
+    @property
+    def unread(self) -> list[int]:
+        """What the model has to read next: the last token, unless it ended the text."""
+        return self.tokens[-1:] if self.finish_reason is None else []
+
+    def key(self, ahead: int = 0) -> tuple[int, int, int]:
+        """What the draw of its next token depends on, or of the one so many after that."""
+        return self.seed, self.choice, len(self.prompt) + len(self.tokens) + ahead
 
     def take(self, token: int, stop_ids: frozenset[int]) -> str:
         """Take the next token; give back text that can be shown, and note if this was the end."""
@@ -71,4 +83,5 @@ class Row:
             prompt_logprobs=None if read is None else list(read),
             processed_logprobs=None if asked.processed_logprobs is None else list(self.processed),
             timing=timing,
+            speculation=self.pace.done if self.pace.most else None,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from typing import TypeAlias
 
@@ -79,15 +79,32 @@ class Session:
         Raises:
             ContextExceeded: a row would outgrow a learned table of positions.
         """
+        return self._extend(rows, tap, seen, each=False)
+
+    @torch.no_grad()
+    def feed_each(self, rows: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Read more tokens as :meth:`feed` does, and predict what follows each of them.
+
+        They count as read one after another: where rotary positions change with a text's length, each token takes
+        those of the text up to it, so that a row which goes back to any of them stands as if it had come no further.
+
+        Returns:
+            Of each row, logits after each new token. [new tokens, vocab]
+        """
+        logits = self._extend(rows, None, None, each=True)
+        return list(logits.split([len(new) for new in rows]))
+
+    def _extend(self, rows: Sequence[Sequence[int]], tap: Tap | None, seen: Seen | None, each: bool) -> Tensor:
+        """Read, and give logits after each row's last token ([batch, vocab]) or after each new one ([new, vocab])."""
         before = [len(held) for held in self.tokens]
         check_length(self._model, max(n + len(new) for n, new in zip(before, rows, strict=True)))
         try:
             behind = [held[n:] for held, n in zip(self.tokens, self._cache.lengths, strict=True)]
             if any(behind):
                 self._read(behind, None, None)
-            last = self._read(rows, tap, seen)
+            found = self._read_each(rows) if each else self._read(rows, tap, seen)
             logits = (
-                unembedded(self._model, last, tap) if self._steady else self._model.unembed(last[:, None], tap)[:, 0]
+                unembedded(self._model, found, tap) if self._steady else self._model.unembed(found[:, None], tap)[:, 0]
             )
             for held, new in zip(self.tokens, rows, strict=True):
                 held.extend(new)
@@ -185,8 +202,39 @@ class Session:
 
     def _read(self, rows: Sequence[Sequence[int]], tap: Tap | None, seen: Seen | None) -> Tensor:
         """The final hidden state of each row's last new token. [batch, d_model]"""
+        last = self._nothing(len(rows))
+        for hidden, counts in self._passes(rows, tap):
+            lengths = counts.tolist()
+            if seen is not None:
+                seen(hidden, lengths)
+            if len(set(lengths)) == 1:  # as in every step of a single answer: fewer small operations
+                last = hidden[:, lengths[0] - 1]
+                continue
+            ends = hidden[torch.arange(len(rows), device=hidden.device), (counts - 1).clamp(min=0)]
+            last = torch.where(counts[:, None] > 0, ends, last)
+        return last
+
+    def _read_each(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """That of each new token, row after row. [new tokens, d_model]"""
+        states, owners = [self._nothing(0)], [torch.zeros(0, dtype=torch.long, device=self._model.device)]
+        for hidden, counts in self._passes(rows, None, one_by_one=True):
+            real = torch.arange(hidden.shape[1], device=hidden.device) < counts[:, None]
+            states.append(hidden[real])
+            owners.append(real.nonzero()[:, 0])
+        return torch.cat(states)[torch.cat(owners).argsort(stable=True)]
+
+    def _nothing(self, n: int) -> Tensor:
+        """[n, d_model]"""
+        return torch.zeros(n, self._model.spec.d_model, dtype=self._model.dtype, device=self._model.device)
+
+    def _passes(
+        self, rows: Sequence[Sequence[int]], tap: Tap | None, *, one_by_one: bool = False
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Read in passes of bounded length: the final hidden states, and how many of each row are tokens.
+
+        [batch, query, d_model] and [batch]
+        """
         model = self._model
-        last = torch.zeros(len(rows), model.spec.d_model, dtype=model.dtype, device=model.device)
         lengths = torch.tensor([n + len(new) for n, new in zip(self._cache.lengths, rows, strict=True)])
         for start in range(0, max(map(len, rows)), CHUNK):
             if self.between is not None:
@@ -194,17 +242,10 @@ class Session:
             pieces = [list(new[start : start + CHUNK]) for new in rows]
             ids, steps = pad(pieces, multiple=ROWS if self._steady else 1)
             positions = torch.where(steps >= 0, torch.tensor(self._cache.lengths)[:, None] + steps, -1)
+            reach = positions + 1 if one_by_one else lengths
             how: How | None = "steady" if self._steady else None
-            hidden = model.hidden(ids, positions, cache=self._cache, tap=tap, lengths=lengths, how=how)
-            if seen is not None:
-                seen(hidden, [len(piece) for piece in pieces])
-            if len({len(piece) for piece in pieces}) == 1:
-                last = hidden[:, len(pieces[0]) - 1]
-                continue
-            counts = torch.tensor([len(piece) for piece in pieces], device=model.device)
-            ends = hidden[torch.arange(len(rows), device=model.device), (counts - 1).clamp(min=0)]
-            last = torch.where(counts[:, None] > 0, ends, last)
-        return last
+            hidden = model.hidden(ids, positions, cache=self._cache, tap=tap, lengths=reach, how=how)
+            yield hidden, torch.tensor([len(piece) for piece in pieces], device=model.device)
 
 
 def _shared(one: Sequence[int], two: Sequence[int]) -> int:

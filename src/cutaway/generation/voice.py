@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cutaway.errors import RequestError
 from cutaway.generation.checks import check_ids
+from cutaway.generation.drafting import drafting
 from cutaway.generation.generate import Run
 from cutaway.generation.inputs import is_list, plain
 from cutaway.generation.options import Options
@@ -62,15 +63,27 @@ class Voice:
         """
         self.must_generate()
         sampling = self.sampling(**options)
-        return self.run_ids(self.all_ids(prompt), sampling)
+        return self.run_ids(self.all_ids(prompt), sampling, options)
 
     def run_ids(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, each: Sequence[Sampling] | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        options: Options,
+        each: Sequence[Sampling] | None = None,
     ) -> Run:
-        """The same of ids: prompts, or what an encoder–decoder answers. ``each`` is as for ``Run``."""
+        """The same of ids: prompts, or what an encoder–decoder answers.
+
+        Args:
+            sampling: what the options come to.
+            options: say who guesses ahead.
+            each: as for ``Run``.
+        """
+        draft, most = options.get("draft"), options.get("draft_tokens")
+        ahead = drafting(draft, most, self.model, self.tokenizer, sampling.num_beams)
         if self.model.spec.source is None:
-            return Run(self.model, self.tokenizer, prompts, sampling, None, each)
-        return Run(self.model, self.tokenizer, [self.start()] * len(prompts), sampling, prompts, each)
+            return Run(self.model, self.tokenizer, prompts, sampling, None, each, ahead)
+        return Run(self.model, self.tokenizer, [self.start()] * len(prompts), sampling, prompts, each, ahead)
 
     def all_ids(self, prompt: Prompt | Sequence[Prompt]) -> list[list[int]]:
         """The ids of one prompt, or of each of several."""

@@ -117,7 +117,7 @@ class Transformer(nn.Module):
             tap: reads or edits what is computed on the way.
             lengths: how long each row's text is known to become, where it is read in pieces: rotary positions
                 that change with the length (dynamic NTK, LongRoPE) turn the whole text alike. By default as far
-                as it has been read. [batch]
+                as it has been read. [batch], or [batch, query] where each token counts with a length of its own.
             source: what an encoder–decoder's encoder has read, see :meth:`read`; a cache has its own.
             types: each token's type, where the model has types. [batch, query]
             how: which implementation of attention, for this pass; by default the model's ``attention``.
@@ -317,7 +317,8 @@ class Transformer(nn.Module):
         """One stack over a pass that the cache has planned."""
         known = None
         if any(asks_length(layer.attention.rotary) for layer in stack.spec.layers) and positions.numel():
-            known = text_lengths(positions, segments) if lengths is None else lengths[:, None].expand_as(positions)
+            known = text_lengths(positions, segments) if lengths is None else lengths
+            known = known[:, None].expand_as(positions) if known.dim() == 1 else known
         inner = None if tap is None else tap.at(scope)
         return stack(x, positions.to(self.device), cache, inner, how or self.attention, known)
 
