@@ -32,13 +32,15 @@ class NativeLibrary:
     def __init__(self, path: Path) -> None:
         lib = ctypes.CDLL(str(path))
         self.name = path.stem.removeprefix("_native_")
-        if not hasattr(lib, "cutaway_sources"):
+        try:
+            lib.cutaway_sources.restype = ctypes.c_char_p
+            made_of = lib.cutaway_sources().decode()
+        except AttributeError as error:
+            raise OSError(OTHER_SOURCES) from error
+        if made_of != sources_hash():
             raise OSError(OTHER_SOURCES)
         if not lib.cutaway_fits():
             raise OSError("no memory for its fork handler")
-        lib.cutaway_sources.restype = ctypes.c_char_p
-        if lib.cutaway_sources().decode() != sources_hash():
-            raise OSError(OTHER_SOURCES)
         sizes = (c_int64 * len(STRUCTS))()
         lib.cutaway_sizes(sizes)
         if list(sizes) != [ctypes.sizeof(struct) for struct in STRUCTS]:

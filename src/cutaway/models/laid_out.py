@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from operator import is_
-
 import torch
 from torch import Tensor, nn
 
@@ -50,8 +48,8 @@ class LaidOut:
         self.block = block
         self.attention = block.spec.attention
         self.struct = c.Block()
-        self._where: list[tuple[dict[str, nn.Parameter | None], str]] = []
-        self._weights: list[nn.Parameter] = []
+        # Whose parameter of which name each weight was.
+        self._weights: list[tuple[tuple[dict[str, nn.Parameter | None], str], nn.Parameter]] = []
         self._movable: list[Tensor] = []  # those whose numbers may come to lie elsewhere
         self._addresses: list[int] = []
         self._hooks = [hooks for m in block.modules() for hooks in (m._forward_hooks, m._forward_pre_hooks)]
@@ -63,15 +61,14 @@ class LaidOut:
 
     def current(self) -> bool:
         """Whether all weights are where they were when they were laid out."""
-        if not self._weights or not all(map(is_, [held.get(name) for held, name in self._where], self._weights)):
-            return False
-        return [weight.data_ptr() for weight in self._movable] == self._addresses
+        there = self._weights and all(held.get(name) is weight for (held, name), weight in self._weights)
+        return bool(there) and [weight.data_ptr() for weight in self._movable] == self._addresses
 
     def refresh(self) -> None:
         """Lay the weights out, if they are not yet or no longer."""
         if self.current():
             return
-        self._where, self._weights, self._movable, self._addresses = [], [], [], []
+        self._weights, self._movable, self._addresses = [], [], []
         block, spec = self.block, self.block.spec
         d_model = next(m for m in block.modules() if isinstance(m, Linear)).weight.shape[1]
         out = self.struct
@@ -133,8 +130,7 @@ class LaidOut:
         weight = module._parameters.get(name)
         if weight is None:
             return 0
-        self._where.append((module._parameters, name))
-        self._weights.append(weight)
+        self._weights.append(((module._parameters, name), weight))
         if isinstance(weight, Stored):
             return weight.raw.data_ptr()
         assert weight.is_contiguous()

@@ -6,20 +6,15 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cutaway.cache import Cache, KvDtype, NoCache, Source, StoredCache, new_cache
 from cutaway.errors import RequestError
-from cutaway.kernels import Stored, library, multiply
+from cutaway.models import ways
 from cutaway.models.batch import check_limit, check_positions
-from cutaway.models.compiled import compiled_blocks
-from cutaway.models.fused import FusedStack
 from cutaway.models.head import Classifier, Head, Pooler
 from cutaway.modules.attention import How
-from cutaway.modules.block import Block
 from cutaway.modules.embedding import Embedding
-from cutaway.modules.linear import Linear, Product
 from cutaway.modules.rotary import asks_length, text_lengths
 from cutaway.modules.stack import Stack
 from cutaway.modules.tap import Tap
@@ -249,47 +244,12 @@ class Transformer(nn.Module):
         return made(batch=batch, capacity=capacity, sliding=sliding, source=source, kv_dtype=kv_dtype)
 
     def compile_blocks(self, enabled: bool = True, **options: Any) -> None:
-        """Run the blocks through ``torch.compile`` from now on, or no longer.
-
-        The first passes take as long as compiling does. A pass that is watched runs uncompiled.
-
-        Args:
-            enabled: False goes back to the plain blocks.
-            options: for ``torch.compile``, such as ``mode`` or ``backend``.
-
-        Raises:
-            RequestError: weights are kept as their file has them.
-        """
-        if enabled and any(isinstance(parameter, Stored) for parameter in self.parameters()):
-            hint = 'Load it with dtype="float32".'
-            raise RequestError("weights in their file's form cannot be compiled", field="dtype", hint=hint)
-        self._multiply(F.linear)
-        for stack in (self.encoder, self.decoder):
-            blocks = [block for block in stack.layers if isinstance(block, Block)]
-            stack.whole = None
-            stack.runners = [*compiled_blocks(blocks, **options)] if enabled else None
+        """Run the blocks through ``torch.compile`` from now on, or no longer: see :func:`models.ways.compiled`."""
+        ways.compiled(self, enabled, **options)
 
     def use_kernels(self, enabled: bool = True) -> bool:
-        """Run the blocks that the native library knows through it from now on, or no longer.
-
-        A pass that is watched, or that keeps gradients, runs the plain blocks.
-
-        Returns:
-            Whether there is a library, and the weights are fp32 on a CPU.
-        """
-        native = library()
-        fits = enabled and native is not None and self.device.type == "cpu" and self.dtype is torch.float32
-        for stack in (self.encoder, self.decoder):
-            blocks = [block for block in stack.layers if isinstance(block, Block)]
-            stack.runners = None
-            stack.whole = FusedStack(blocks, stack.norm, native) if fits and native is not None and blocks else None
-        self._multiply(multiply if fits else F.linear)
-        return fits
-
-    def _multiply(self, product: Product) -> None:
-        for module in self.modules():
-            if isinstance(module, Linear | Head):
-                module.product = product
+        """Run the blocks through the native library from now on, or no longer: see :func:`models.ways.native`."""
+        return ways.native(self, enabled)
 
     def _check_source(self, source: Source | None, rows: int) -> None:
         if source is not None and len(source.lengths) != rows:

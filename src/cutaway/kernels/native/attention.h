@@ -89,6 +89,34 @@ inline void dots(const Query* queries, const float* key, int64_t width, float* o
     }
 }
 
+// z ← kept · z + Σ weight · value, over the values of a block.
+template <bool SKIP>
+inline void gather(const float* weights, const float* values, int64_t stride, int64_t count, float kept, float* z, int64_t width) {
+    int64_t d = 0;
+    for (; d + WIDE * LANES <= width; d += WIDE * LANES) {
+        Vec sums[WIDE];
+        for (int c = 0; c < WIDE; c++) sums[c] = mul(load(z + d + c * LANES), all(kept));
+        for (int64_t j = 0; j < count; j++) {
+            if (SKIP && weights[j] == 0) continue;
+            const Vec p = all(weights[j]);
+            for (int c = 0; c < WIDE; c++) sums[c] = fma(p, load(values + j * stride + d + c * LANES), sums[c]);
+        }
+        for (int c = 0; c < WIDE; c++) store(z + d + c * LANES, sums[c]);
+    }
+    for (; d + LANES <= width; d += LANES) {
+        Vec sum = mul(load(z + d), all(kept));
+        for (int64_t j = 0; j < count; j++)
+            if (!SKIP || weights[j] != 0) sum = fma(all(weights[j]), load(values + j * stride + d), sum);
+        store(z + d, sum);
+    }
+    for (; d < width; d++) {
+        float sum = z[d] * kept;
+        for (int64_t j = 0; j < count; j++)
+            if (!SKIP || weights[j] != 0) sum += weights[j] * values[j * stride + d];
+        z[d] = sum;
+    }
+}
+
 // Up to four queries of one row that read the same key/value head.
 inline void attend(const Query* queries, int n, const Keys& keys, const Blocks& blocks, const Reading& reading,
                    int64_t row, int64_t head, int64_t width) {
@@ -152,27 +180,9 @@ inline void attend(const Query* queries, int n, const Keys& keys, const Blocks& 
             }
             best[i] = top;
             sum[i] = sum[i] * kept + total(added);
-            int64_t d = 0;
-            for (; d + WIDE * LANES <= width; d += WIDE * LANES) {
-                Vec z[WIDE];
-                for (int c = 0; c < WIDE; c++) z[c] = mul(load(queries[i].z + d + c * LANES), all(kept));
-                for (int64_t j = 0; j < some; j++) {
-                    const Vec p = all(mine[j]);
-                    const float* value = v + (from + j) * keys.v_slot + d;
-                    for (int c = 0; c < WIDE; c++) z[c] = fma(p, load(value + c * LANES), z[c]);
-                }
-                for (int c = 0; c < WIDE; c++) store(queries[i].z + d + c * LANES, z[c]);
-            }
-            for (; d + LANES <= width; d += LANES) {
-                Vec z = mul(load(queries[i].z + d), all(kept));
-                for (int64_t j = 0; j < some; j++) z = fma(all(mine[j]), load(v + (from + j) * keys.v_slot + d), z);
-                store(queries[i].z + d, z);
-            }
-            for (; d < width; d++) {
-                float z = queries[i].z[d] * kept;
-                for (int64_t j = 0; j < some; j++) z += mine[j] * v[(from + j) * keys.v_slot + d];
-                queries[i].z[d] = z;
-            }
+            // What may not be read is left out, not multiplied by nothing: who knows what lies there.
+            if (what[i] == Seen::SOME) gather<true>(mine, v + from * keys.v_slot, keys.v_slot, some, kept, queries[i].z, width);
+            else gather<false>(mine, v + from * keys.v_slot, keys.v_slot, some, kept, queries[i].z, width);
         }
     }
     for (int i = 0; i < n; i++) {

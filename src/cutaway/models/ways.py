@@ -1,0 +1,86 @@
+"""Which implementation of the blocks runs: the readable ones, compiled ones, or the native library."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from cutaway.errors import RequestError
+from cutaway.kernels import Stored, library, multiply
+from cutaway.models.compiled import compiled_blocks
+from cutaway.models.fused import FusedStack
+from cutaway.models.head import Head
+from cutaway.modules.block import Block
+from cutaway.modules.linear import Linear, Product
+from cutaway.modules.stack import Stack
+
+
+@runtime_checkable
+class Stacked(Protocol):
+    """A model of two stacks, either of which may be empty."""
+
+    encoder: Stack
+    decoder: Stack
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    def modules(self) -> Any: ...
+    def parameters(self) -> Any: ...
+
+
+def compiled(model: Stacked, enabled: bool = True, **options: Any) -> None:
+    """Run the blocks through ``torch.compile`` from now on, or no longer.
+
+    The first passes take as long as compiling does. A pass that is watched runs uncompiled.
+
+    Args:
+        model: whose blocks.
+        enabled: False goes back to the plain blocks.
+        options: for ``torch.compile``, such as ``mode`` or ``backend``.
+
+    Raises:
+        RequestError: weights are kept as their file has them.
+    """
+    if enabled and any(isinstance(parameter, Stored) for parameter in model.parameters()):
+        hint = 'Load it with dtype="float32".'
+        raise RequestError("weights in their file's form cannot be compiled", field="dtype", hint=hint)
+    _multiply(model, F.linear)
+    for stack in (model.encoder, model.decoder):
+        stack.whole = None
+        stack.runners = [*compiled_blocks(_blocks(stack), **options)] if enabled else None
+
+
+def native(model: Stacked, enabled: bool = True) -> bool:
+    """Run the blocks that the native library knows through it from now on, or no longer.
+
+    A pass that is watched, or that keeps gradients, runs the plain blocks.
+
+    Args:
+        model: whose blocks.
+        enabled: False goes back to the plain blocks.
+
+    Returns:
+        Whether there is a library, and the weights are fp32 on a CPU.
+    """
+    found = library() if enabled and model.device.type == "cpu" and model.dtype is torch.float32 else None
+    for stack in (model.encoder, model.decoder):
+        blocks = _blocks(stack)
+        stack.runners = None
+        stack.whole = FusedStack(blocks, stack.norm, found) if found is not None and blocks else None
+    _multiply(model, F.linear if found is None else multiply)
+    return found is not None
+
+
+def _blocks(stack: Stack) -> list[Block]:
+    return [block for block in stack.layers if isinstance(block, Block)]
+
+
+def _multiply(model: Stacked, product: Product) -> None:
+    for module in model.modules():
+        if isinstance(module, (Linear, Head)) and isinstance(module, nn.Module):
+            module.product = product
