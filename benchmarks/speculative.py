@@ -113,7 +113,7 @@ def main() -> None:
             for _ in range(rounds):
                 for name, found in times.items():
                     ahead = {} if name == "none" else {"draft": drafts[name]}
-                    *took, answers[name] = timed(model, ids, max_tokens=128, **way, **ahead)
+                    *took, answers[name] = timed(model, ids, max_tokens=96, **way, **ahead)
                     found.append((took[0], took[1]))
             written = len(answers["none"].tokens)
             print(f"\n{task}, {len(ids)} tokens, temperature {way['temperature']:g}: {written} more")
