@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -482,26 +483,26 @@ def test_killed_at_every_call(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_at_any_time(folder: Path, tmp_path: Path) -> None:
-    """From outside, at random moments, until the command line has come to its end."""
-    source = jsonl(tmp_path / "p.jsonl", *({"prompt": "the end"[: 1 + i % 7]} for i in range(300)))
-    words = ["-m", "cutaway", "run", "--prompts", source, "-m", folder, "-n", 40, "-t", 1, "--seed", 1, "--batch", 4]
-    assert started(*words, "-o", tmp_path / "whole").wait() == 0
-    wanted, chance, kills = (tmp_path / "whole").read_bytes(), random.Random(0), 0
+    """From outside, some time after the file has grown, until the command line has come to its end."""
+    source = jsonl(tmp_path / "p.jsonl", *({"prompt": "the end"[: 1 + i % 7]} for i in range(120)))
+    words = ["-m", "cutaway", "run", "--prompts", source, "-m", folder, "-n", 40, "-t", 1, "--seed", 1, "--batch", 2]
+    assert started(*words, "-q", "-o", tmp_path / "whole").communicate() == (b"", b"")
+    wanted, out, chance, kills = (tmp_path / "whole").read_bytes(), tmp_path / "out", random.Random(0), 0
+    out.touch()
     while True:
-        process = started(*words, "-o", tmp_path / "out")
-        try:
-            process.communicate(timeout=chance.uniform(4, 12))
-        except subprocess.TimeoutExpired:
+        target = out.stat().st_size + chance.randint(1, len(wanted) // 4)
+        with started(*words, "-q", "-o", out) as process:
+            while process.poll() is None and out.stat().st_size < target:
+                time.sleep(0.001)
+            time.sleep(chance.uniform(0, 0.2))
             process.send_signal(signal.SIGKILL)
-            process.communicate()
-            kills += 1
-            assert wanted.startswith((tmp_path / "out").read_bytes() if (tmp_path / "out").exists() else b"")
-            continue
-        assert process.returncode == 0
-        break
+        assert wanted.startswith(out.read_bytes())
+        if process.returncode == 0:
+            break
+        kills += 1
     print(f"\nkilled {kills} times")
-    assert kills
-    assert (tmp_path / "out").read_bytes() == wanted
+    assert kills >= 3
+    assert out.read_bytes() == wanted
 
 
 FULL = """
