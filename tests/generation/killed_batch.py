@@ -20,8 +20,9 @@ import torch
 
 import cutaway
 
+N = 7  # prompts
 CALLS = ("open", "write", "fsync", "ftruncate", "replace", "unlink")
-HOW: dict[str, Any] = {"batch": 2, "max_tokens": 5, "temperature": 1.0, "seed": 3, "logprobs": 1}
+HOW: dict[str, Any] = {"batch": 2, "max_tokens": 2, "temperature": 1.0, "seed": 3, "logprobs": 1}
 
 
 def dies_at(limit: int) -> None:
@@ -66,7 +67,7 @@ def main(folder: Path, work: Path) -> None:
     torch.set_num_threads(1)
     model = cutaway.load(folder)
     source, out = work / "prompts.jsonl", work / "out" / "answers.jsonl"
-    source.write_text("".join(json.dumps({"prompt": "the end"[: i % 7 + 1], "id": i}) + "\n" for i in range(11)))
+    source.write_text("".join(json.dumps({"prompt": "the end"[: i % 7 + 1], "id": i}) + "\n" for i in range(N)))
 
     def run() -> None:
         model.generate_file(source, out, **HOW)
@@ -90,16 +91,16 @@ def main(folder: Path, work: Path) -> None:
         held = out.read_bytes() if out.exists() else b""
         assert wanted.startswith(held)  # whole lines, and perhaps a part of the next
         torn += not held.endswith(b"\n") and bool(held)
-        partial += 0 < held.count(b"\n") < 11
+        partial += 0 < held.count(b"\n") < N
         assert in_a_child(run)
         assert out.read_bytes() == wanted, limit
         assert Path(f"{out}.run").read_bytes() == record
         assert left() == {"answers.jsonl", "answers.jsonl.run"}
         limit += 1
     chance, deaths = random.Random(0), 0
-    for _ in range(4):  # killed again and again
+    for _ in range(3):  # killed again and again
         clean()
-        while not in_a_child(run, chance.randint(1, 30)):
+        while not in_a_child(run, chance.randint(4, limit)):
             deaths += 1
             assert wanted.startswith(out.read_bytes() if out.exists() else b"")
         assert out.read_bytes() == wanted

@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -307,10 +308,10 @@ def base_model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 # ── going on ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("how", [{}, {"deterministic": True}, {"n": 2}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"deterministic": True}, pytest.param({"n": 2}, marks=pytest.mark.slow)], ids=str)
 def test_cut_off_anywhere(model: Model, source: Path, how: dict[str, Any]) -> None:
     """Whatever part of the file was written, the rest comes to it: the bytes are those of one run."""
-    out, how = source.with_name("out"), {**HOW, "batch": 2, "logprobs": 2, **how}
+    out, how = source.with_name("out"), {**HOW, "max_tokens": 3, "batch": 2, "logprobs": 2, **how}
     model.generate_file(source, out, **how)
     wanted, chance = out.read_bytes(), random.Random(0)
     ends = [i + 1 for i, byte in enumerate(wanted) if byte == ord("\n")]
@@ -474,34 +475,34 @@ def test_killed_at_every_call(folder: Path, tmp_path: Path) -> None:
     assert err == b"", err.decode()
     tried = json.loads(out)
     print(f"\n{tried}")
-    assert tried["points"] >= 20
-    assert tried["torn"] >= 5
-    assert tried["partial"] >= 5
+    assert tried["points"] >= 15
+    assert tried["torn"] >= 4
+    assert tried["partial"] >= 4
     assert tried["deaths"] >= 3
 
 
 @pytest.mark.slow
 def test_killed_at_any_time(folder: Path, tmp_path: Path) -> None:
-    """From outside, at random moments, until the command line has come to its end."""
-    source = jsonl(tmp_path / "p.jsonl", *({"prompt": "the end"[: 1 + i % 7]} for i in range(300)))
-    words = ["-m", "cutaway", "run", "--prompts", source, "-m", folder, "-n", 40, "-t", 1, "--seed", 1, "--batch", 4]
-    assert started(*words, "-o", tmp_path / "whole").wait() == 0
-    wanted, chance, kills = (tmp_path / "whole").read_bytes(), random.Random(0), 0
+    """From outside, some time after the file has grown, until the command line has come to its end."""
+    source = jsonl(tmp_path / "p.jsonl", *({"prompt": "the end"[: 1 + i % 7]} for i in range(120)))
+    words = ["-m", "cutaway", "run", "--prompts", source, "-m", folder, "-n", 40, "-t", 1, "--seed", 1, "--batch", 2]
+    assert started(*words, "-q", "-o", tmp_path / "whole").communicate() == (b"", b"")
+    wanted, out, chance, kills = (tmp_path / "whole").read_bytes(), tmp_path / "out", random.Random(0), 0
+    out.touch()
     while True:
-        process = started(*words, "-o", tmp_path / "out")
-        try:
-            process.communicate(timeout=chance.uniform(4, 12))
-        except subprocess.TimeoutExpired:
+        target = out.stat().st_size + chance.randint(1, len(wanted) // 4)
+        with started(*words, "-q", "-o", out) as process:
+            while process.poll() is None and out.stat().st_size < target:
+                time.sleep(0.001)
+            time.sleep(chance.uniform(0, 0.2))
             process.send_signal(signal.SIGKILL)
-            process.communicate()
-            kills += 1
-            assert wanted.startswith((tmp_path / "out").read_bytes() if (tmp_path / "out").exists() else b"")
-            continue
-        assert process.returncode == 0
-        break
+        assert wanted.startswith(out.read_bytes())
+        if process.returncode == 0:
+            break
+        kills += 1
     print(f"\nkilled {kills} times")
-    assert kills
-    assert (tmp_path / "out").read_bytes() == wanted
+    assert kills >= 3
+    assert out.read_bytes() == wanted
 
 
 FULL = """
@@ -537,8 +538,9 @@ def test_a_disk_that_is_full(model: Model, folder: Path, source: Path) -> None:
 @pytest.mark.parametrize("call", ["write", "fsync"])
 def test_a_disk_that_refuses(model: Model, source: Path, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each write, or each sync, in turn: what is there stays whole, and nothing unfinished lies about."""
-    out = source.with_name("out")
-    model.generate_file(source, out, batch=4, **HOW)
+    source, out = jsonl(source, *[{"prompt": "the"}] * 4), source.with_name("out")
+    how = {**HOW, "max_tokens": 1, "batch": 1}
+    model.generate_file(source, out, **how)
     wanted, real, errors = out.read_bytes(), getattr(os, call), []
     for when in range(1, 40):
         for path in source.parent.iterdir():
@@ -558,7 +560,7 @@ def test_a_disk_that_refuses(model: Model, source: Path, call: str, monkeypatch:
         with monkeypatch.context() as patch:
             patch.setattr(os, call, refuses)
             try:
-                model.generate_file(source, out, batch=4, **HOW)
+                model.generate_file(source, out, **how)
                 break
             except StorageError as error:
                 errors.append(error.got)
@@ -566,7 +568,7 @@ def test_a_disk_that_refuses(model: Model, source: Path, call: str, monkeypatch:
         assert wanted.startswith(held)
         assert not held or held.endswith(b"\n")
         assert not list(source.parent.glob("*.lock")) + list(source.parent.glob(".*.tmp"))
-        model.generate_file(source, out, batch=4, **HOW)
+        model.generate_file(source, out, **how)
         assert out.read_bytes() == wanted
     assert len(errors) >= 3
     assert set(errors) == {"No space left on device"}
