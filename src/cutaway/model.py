@@ -202,8 +202,9 @@ class Model:
                 own; or a text a line (see :class:`~cutaway.generation.prompt_file.PromptFile`); ``-`` is standard
                 input. All of it is checked before the first is answered.
             out: where answers go; ``-`` prints them, and keeps nothing to go on from.
-            batch: prompts that are answered together; None for what was said before, or 8. Another number may go on
-                with what is there: the rest is then the same but for near-ties, with ``deterministic`` the same bits.
+            batch: prompts that are answered together; None for what was said before, or 8. Another number, or another
+                ``draft``, may go on with what is there: the rest is then the same but for near-ties, with
+                ``deterministic`` the same tokens and bits.
             restart: throw away what is there.
             progress: as for :meth:`generate`.
             **options: as for :meth:`generate`. The prompt of index i, from 0, is drawn with ``seed`` + i, unless its
