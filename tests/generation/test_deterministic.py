@@ -20,6 +20,8 @@ from cutaway.errors import RequestError
 from cutaway.generation.generate import Generation
 from cutaway.generation.session import Session
 from cutaway.model import Model
+from cutaway.models.head import Head
+from cutaway.modules.linear import Linear
 from tests.reference import tiny, tiny_seq2seq
 
 NAMES = ("llama", "gemma3", "bloom", "gpt2", "phi-qk-norm", "mistral-window")
@@ -62,13 +64,16 @@ def trials(model: Model, n: int, seed: int, *, most: int = 9, longest: int = 25,
 
 @pytest.mark.parametrize("name", [*NAMES, "t5", "bart", *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
 def test_in_any_company(name: str, tmp_path: Path) -> None:
-    """And the inverse: without it there are differences, or this would show nothing."""
+    """By the native library and by the readable blocks. And the inverse: those, without it, do differ, or this would
+    show nothing; the library's sums know no company in any case."""
     model = made(name, tmp_path)
-    differ, total = trials(model, 6, seed=1, deterministic=True, temperature=0)
-    drawn, more = trials(model, 6, seed=2, deterministic=True, temperature=1.3)
-    plain, _ = trials(model, 6, seed=1, deterministic=False, temperature=0)
-    print(f"\n{name}: {differ + drawn} of {total + more} differ, {plain} without")
-    assert (differ, drawn) == (0, 0)
+    for native in (True, False):
+        model.transformer.use_kernels(native)
+        differ, total = trials(model, 6, seed=1, deterministic=True, temperature=0)
+        drawn, more = trials(model, 6, seed=2, deterministic=True, temperature=1.3)
+        plain, _ = trials(model, 6, seed=1, deterministic=False, temperature=0)
+        print(f"\n{name}, {native=}: {differ + drawn} of {total + more} differ, {plain} without")
+        assert (differ, drawn) == (0, 0)
     assert plain > 0
 
 
@@ -89,6 +94,7 @@ def test_the_same_numbers(name: str, tmp_path: Path) -> None:
 def test_nothing_of_it_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler may change the order of sums, so a steady pass runs the plain blocks."""
     model = made("llama", tmp_path)
+    model.transformer.use_kernels(False)
     prompts = [[5, 6, 7], [9] * 14]
     wanted = [bits(one) for one in model.generate(prompts, max_tokens=5, logprobs=0, deterministic=True)]
 
@@ -191,21 +197,22 @@ def test_with_one_thread_or_two(tmp_path: Path) -> None:
     assert len(found) == 1
 
 
-def test_where_it_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_cannot_be_kept(tmp_path: Path) -> None:
     experts = made("mixtral-window", tmp_path)
     with pytest.raises(RequestError, match="experts"):
         experts.generate([3], max_tokens=1, deterministic=True)
     with pytest.raises(RequestError, match="deterministic"):
         experts.generate([3], max_tokens=1, deterministic=1)
     # A machine whose products depend on the company.
-    from cutaway.generation import steady
-
     plain = torch.nn.functional.linear
 
     def moody(x: torch.Tensor, *rest: Any) -> torch.Tensor:
         return plain(x, *rest) + (1e-6 if x.shape[0] == 8 else 0.0)
 
-    monkeypatch.setattr(steady.F, "linear", moody)
     model = made("llama", tmp_path)
+    model.transformer.use_kernels(False)
+    for module in model.transformer.modules():
+        if isinstance(module, (Linear, Head)):
+            module.product = moody
     with pytest.raises(RequestError, match="in an order that depends on"):
         model.generate([3], max_tokens=1, deterministic=True)
