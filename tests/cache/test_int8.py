@@ -54,15 +54,17 @@ def _pass(cache: StoredCache, positions: torch.Tensor, keys: list[Any]) -> list[
     return read
 
 
-@given(seed=st.integers(0, 10**9), sliding=st.booleans())
-@settings(max_examples=40, deadline=None, derandomize=True)
-def test_it_is_a_cache_of_rounded_numbers(seed: int, sliding: bool) -> None:
+@given(seed=st.integers(0, 10**9), sliding=st.booleans(), paged=st.booleans())
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_it_is_a_cache_of_rounded_numbers(seed: int, sliding: bool, paged: bool) -> None:
     """Exactly, after any passes, rewinds, selections, forks and pauses."""
     chance, numbers = random.Random(seed), torch.Generator().manual_seed(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "SLACK", 3)
-        small = MODEL.new_cache(2, 4, sliding=sliding, kv_dtype="int8")
-        plain = MODEL.new_cache(2, 4, sliding=sliding)
+        patch.setattr(build, "PAGE", 4)
+        kind = {"sliding": sliding, "paged": paged}
+        small = MODEL.new_cache(2, 4, **kind, kv_dtype="int8")
+        plain = MODEL.new_cache(2, 4, **kind)
         for _ in range(10):
             rows = len(plain.lengths)
             match chance.choice(["feed", "feed", "feed", "rewind", "select", "fork", "save"]):
@@ -78,7 +80,7 @@ def test_it_is_a_cache_of_rounded_numbers(seed: int, sliding: bool) -> None:
                         plain.select(chosen)
                 case "save":
                     state = small.state()
-                    small = MODEL.new_cache(rows, 1, sliding=sliding, kv_dtype="int8")
+                    small = MODEL.new_cache(rows, 1, **kind, kv_dtype="int8")
                     small.restore(state)
                 case _:
                     width = chance.choice([1, 2, 14])
@@ -95,11 +97,12 @@ def test_it_is_a_cache_of_rounded_numbers(seed: int, sliding: bool) -> None:
             assert small.lengths == plain.lengths
 
 
+@pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize("steady", [False, True])
-def test_sessions(steady: bool, tmp_path: Path) -> None:
+def test_sessions(steady: bool, paged: bool, tmp_path: Path) -> None:
     """Saved and gone on with, the same bits; near the plain session, and not it."""
     rows = [tiny.ids(30, seed=1).tolist(), tiny.ids(9, seed=2).tolist()]
-    one, plain = (Session(MODEL, 2, steady=steady, kv_dtype=kind) for kind in ("int8", None))
+    one, plain = (Session(MODEL, 2, steady=steady, kv_dtype=kind, paged=paged) for kind in ("int8", None))
     exact, near = plain.feed(rows), one.feed(rows)
     apart = float((exact.log_softmax(-1) - near.log_softmax(-1)).abs().max())
     print(f"\nint8, steady={steady}: log-probabilities differ by up to {apart:.4f}")

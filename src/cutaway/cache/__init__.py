@@ -11,6 +11,7 @@ from cutaway.cache.build import new_cache
 from cutaway.cache.contiguous import ContiguousStore
 from cutaway.cache.cross import CrossView, Source, restore_source
 from cutaway.cache.mask import MaskKind, MaskPlan, allowed
+from cutaway.cache.paged import PagedStore
 from cutaway.cache.passing import NoCache
 from cutaway.cache.sliding import SlidingStore
 from cutaway.cache.stored import StoredCache
@@ -24,6 +25,7 @@ __all__ = [
     "MaskKind",
     "MaskPlan",
     "NoCache",
+    "PagedStore",
     "SlidingStore",
     "Source",
     "StoredCache",
