@@ -6,7 +6,7 @@ its bundle of tensors, and the block does pure tensor work with it.
 """
 
 from cutaway.cache.base import Cache, LayerView
-from cutaway.cache.buffers import KvDtype
+from cutaway.cache.buffers import KvDtype, check_kv_dtype
 from cutaway.cache.build import new_cache
 from cutaway.cache.contiguous import ContiguousStore
 from cutaway.cache.cross import CrossView, Source, restore_source
@@ -30,6 +30,7 @@ __all__ = [
     "Source",
     "StoredCache",
     "allowed",
+    "check_kv_dtype",
     "new_cache",
     "restore_source",
 ]

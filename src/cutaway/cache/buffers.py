@@ -14,9 +14,21 @@ from cutaway.cache.int8 import Int8View
 from cutaway.cache.mask import MaskPlan
 from cutaway.cache.slots import Slots, SlotView
 from cutaway.cache.state import take
+from cutaway.errors import RequestError
 from cutaway.spec import AttentionSpec
 
 KvDtype: TypeAlias = Literal["int8"]
+
+
+def check_kv_dtype(value: object) -> KvDtype | None:
+    """A type to keep keys and values in; None for the model's own.
+
+    Raises:
+        RequestError: another.
+    """
+    if value is None or value == "int8":
+        return "int8" if value else None
+    raise RequestError("no type to keep keys and values in", field="kv_dtype", expected="None or int8", got=value)
 
 
 def entries_of(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import get_args
 
 import torch
 
-from cutaway.cache.buffers import KvDtype
+from cutaway.cache.buffers import KvDtype, check_kv_dtype
 from cutaway.cache.contiguous import ContiguousStore
 from cutaway.cache.cross import Source
 from cutaway.cache.paged import PagedStore
@@ -55,10 +54,7 @@ def new_cache(
     if most_pages is not None and (not paged or most_pages < 1):
         wanted = "at least 1, with paged=True"
         raise RequestError("no number of pages", field="most_pages", expected=wanted, got=most_pages)
-    if kv_dtype not in (None, *get_args(KvDtype)):
-        raise RequestError(
-            "no type to keep keys and values in", field="kv_dtype", expected="None or int8", got=kv_dtype
-        )
+    check_kv_dtype(kv_dtype)
     device = torch.device(device)
     groups: dict[int | None, list[AttentionSpec]] = {}
     where: list[tuple[int | None, int, MaskRule]] = []
