@@ -42,7 +42,7 @@ class PagedStore:
         # Each row's pages from its first token on; EMPTY where one was given back.
         self._rows: list[list[int]] = [[] for _ in range(batch)]
         self._stale = [False] * batch  # whether there is something after the last token, in its page
-        self._places = PageSlots(torch.empty(0, 0), torch.empty(0, 0))
+        self._places = PageSlots(torch.empty(0, 0), torch.empty(0, 0), pool.desk)
         weakref.finalize(self, _drop, pool.dropped, self._rows).atexit = False
 
     @property
@@ -102,7 +102,7 @@ class PagedStore:
         device = self.pool.device
         # Laid out by its own size: a graph would be bound to the strides of a slice.
         reads = reads[:, :n].clone(memory_format=torch.contiguous_format)
-        self._places = PageSlots(slots.to(device), reads.to(device))
+        self._places = PageSlots(slots.to(device), reads.to(device), self.pool.desk)
 
         held = (start[:, None] + torch.arange(n)).clamp(max=self._table.n_slots)
         keys = self._table.positions.gather(1, held)

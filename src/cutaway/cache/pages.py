@@ -28,16 +28,42 @@ class PageSlots:
     Attributes:
         slots: where each token of the pass goes. [batch, query]
         reads: where those lie that it may read, in order; page EMPTY where a row has none. [batch, key]
+        desk: where what is read is laid out.
     """
 
     slots: Tensor
     reads: Tensor
+    desk: Desk
 
     def exchange(self, buffer: Tensor, values: Tensor, n: int) -> Tensor:
         """See :class:`cutaway.cache.slots.Places`."""
-        tokens = buffer.flatten(1, 2)
-        tokens.index_copy_(1, self.slots.flatten(), values.transpose(0, 1).flatten(1, 2))
-        return tokens.index_select(1, self.reads.flatten()).unflatten(1, self.reads.shape).transpose(0, 1)
+        tokens, reads = buffer.flatten(1, 2), self.reads.flatten()
+        tokens.index_copy_(1, self.slots.flatten(), values.detach().transpose(0, 1).flatten(1, 2))
+        if torch.compiler.is_compiling():
+            found = tokens.index_select(1, reads)
+        else:
+            found = torch.index_select(tokens, 1, reads, out=self.desk.room(len(tokens), len(reads), tokens))
+        return found.unflatten(1, self.reads.shape).transpose(0, 1)
+
+
+class Desk:
+    """Where what a pass reads is laid out: the same memory layer after layer.
+
+    Memory that is new to the process costs more than what is copied there. Four sheets, so that what one layer reads
+    stays until the next but one.
+    """
+
+    def __init__(self) -> None:
+        self._sheets = [torch.empty(0, dtype=torch.uint8)] * 4
+
+    def room(self, heads: int, n: int, like: Tensor) -> Tensor:
+        """For as many tokens. [heads, n, width]"""
+        need = heads * n * like.shape[2] * like.element_size()
+        sheet = self._sheets.pop(0)
+        if len(sheet) < need or sheet.device != like.device:
+            sheet = torch.empty(2 * need, dtype=torch.uint8, device=like.device)
+        self._sheets.append(sheet)
+        return sheet[:need].view(like.dtype).view(heads, n, like.shape[2])
 
 
 class Pool:
@@ -81,6 +107,7 @@ class Pool:
         self._known: set[int] = set()
         # Called with a page that is no longer what it was known by.
         self.forget: Callable[[int], None] = self._known.discard
+        self.desk = Desk()
         self.dropped: list[list[int]] = []  # pages of stores that are no more: they may end at any moment
         self._grow(room)
 
