@@ -120,6 +120,28 @@ def test_a_pass_that_breaks_off(model: Transformer, paged: bool, kind: type[Base
         close(model, session, session.feed([text(6, 5), text(1, 6)]))
 
 
+@pytest.mark.parametrize("words", [{}, {"paged": True}, {"steady": True}, {"kv_dtype": "int8"}], ids=str)
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_what_is_no_number_goes_with_the_pass(name: str, words: dict[str, Any]) -> None:
+    """Of a pass that broke off, or was taken back: a key that nobody may read would still be NaN times nothing."""
+
+    def fail(value: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+    spoil = {"decoder.layers.0.attn.v": [lambda x: x * float("nan")]}
+    session = Session(tiny.transformer(name), 2, **words)
+    session.feed([text(5, 1), text(14, 2)])
+    with pytest.raises(KeyboardInterrupt):
+        session.feed([text(3, 3), text(3, 4)], Recorder([], {**spoil, "decoder.layers.1.attn.q": [fail]}))
+    session.feed([text(3, 3), text(1, 4)], Recorder([], spoil))
+    session.rewind([5, 14])
+    assert session.fork([1, 0]).feed([[1], [2, 3, 4]]).isfinite().all()
+    logits = session.feed([[1], [2]])
+    if "kv_dtype" not in words:
+        close(session._model, session, logits)
+    assert logits.isfinite().all()
+
+
 def test_a_long_pass_that_breaks_off_late(model: Transformer, paged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The third piece fails: the first two, already read, go too."""
     monkeypatch.setattr(module, "CHUNK", 7)

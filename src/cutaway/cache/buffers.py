@@ -87,6 +87,14 @@ class Buffers:
         index = torch.tensor(rows, dtype=torch.long, device=self.device)
         return self._with([{name: x.index_select(0, index) for name, x in layer.items()} for layer in self._layers])
 
+    def clear(self, slots: Tensor) -> None:
+        """Zeros in some slots: a weight of 0 makes nothing of a number, but not of NaN. True where. [batch, slot]"""
+        rows, places = (x.to(self.device) for x in slots.nonzero(as_tuple=True))
+        if len(rows):
+            for layer in self._layers:
+                for x in layer.values():
+                    x[rows, :, places] = 0
+
     def joined(self, rows: int) -> Buffers:
         """The same with more rows, empty, after these."""
 

@@ -107,9 +107,11 @@ class ContiguousStore:
 
     def rewind(self, lengths: list[int]) -> None:
         """Forget all but the first tokens of each row."""
-        self._counts = torch.minimum(self._counts, torch.tensor(lengths, dtype=torch.long))
-        beyond = torch.arange(self.capacity + 1)[None] >= self._counts[:, None]
+        old, self._counts = self._counts, torch.minimum(self._counts, torch.tensor(lengths, dtype=torch.long))
+        slot = torch.arange(self.capacity + 1)
+        beyond = slot >= self._counts[:, None]
         self._table.positions.masked_fill_(beyond, -1)
+        self._buffers.clear(beyond & (slot < old[:, None]))
 
     def state(self) -> dict[str, Tensor]:
         """All that it takes to go on elsewhere: what is held, and no more of it than that."""

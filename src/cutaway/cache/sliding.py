@@ -121,12 +121,15 @@ class SlidingStore:
     def rewind(self, lengths: list[int]) -> None:
         """Forget all but the first tokens of each row."""
         wanted = torch.minimum(self._counts, torch.tensor(lengths, dtype=torch.long))
+        cleared = torch.zeros_like(self._table.positions, dtype=torch.bool)
         # In a ring, slots and order differ: walk back over the tokens that go.
         for row, (new, old) in enumerate(zip(wanted.tolist(), self._counts.tolist(), strict=True)):
             gone = torch.arange(max(new, old - self._size), old) % self._size
             self._table.positions[row, gone] = -1
+            cleared[row, gone] = True
             if new == 0:
                 self._highest[row] = 0
+        self._buffers.clear(cleared)
         self._counts = wanted
 
     def state(self) -> dict[str, Tensor]:
