@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 import cutaway
+from cutaway.cache import KvDtype
 from cutaway.generation.session import Session
 
 ROOT = Path(__file__).parents[1]
@@ -35,13 +36,13 @@ def main() -> None:
     text = "\n".join(path.read_text() for path in sorted((ROOT / "src").rglob("*.py")))
     ids = model.tokenizer.encode(text[: 12 * n])[:n]
     assert len(ids) == n, "more tokens than this repository has"
-    how = {"kv_dtype": "int8"} if "int8" in kind else {}
-    Session(model.transformer, **how).feed([ids[:WARM]])
+    kv_dtype: KvDtype | None = "int8" if "int8" in kind else None
+    Session(model.transformer, kv_dtype=kv_dtype, paged="paged" in kind).feed([ids[:WARM]])
     Path("/proc/self/clear_refs").write_text("5")  # the peak is measured from here
     before, start = memory("VmRSS"), time.perf_counter()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        logits = Session(model.transformer, **how).feed([ids])
+        logits = Session(model.transformer, kv_dtype=kv_dtype, paged="paged" in kind).feed([ids])
     took, most = time.perf_counter() - start, memory("VmHWM") - before
     assert bool(torch.isfinite(logits).all())
     print(f"{name}, {n:,} tokens, {kind}, {torch.get_num_threads()} threads")

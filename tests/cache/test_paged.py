@@ -318,17 +318,23 @@ def test_what_is_edited_is_not_shared() -> None:
     logits = session.feed([[], prompt])
     assert session.adopted == [0, 4]
     close(session, logits, [1])
-    session.rewind([6, 5])
-    session.feed([prompt[6:], [1]])
     session.join()
-    close(session, session.feed([[], [], prompt]), [2])
-    assert session.adopted == [0, 0, 16]
+    logits = session.feed([[], [], [*prompt[:6], *prompt[9:]]])  # what is left without the edited ones
+    assert session.adopted == [0, 0, 4]
+    close(session, logits, [2])
+    session.select([0])
+    session.rewind([6])
+    session.feed([[*prompt[6:10], 1, 2, 3]])
+    session.join()
+    logits = session.feed([[], [*prompt[:10], 1, 2, 3, 4]])
+    assert session.adopted == [0, 12]
+    close(session, logits, [1])
     # Who looks on sees every token: nothing is taken over behind his back.
     session.join()
     recorder = Recorder(["decoder.layers.0.attn.q"])
-    session.feed([[], [], [], prompt], recorder)
+    session.feed([[], [], prompt], recorder)
     assert recorder.kept["decoder.layers.0.attn.q"][0].shape[1] == 20
-    assert session.adopted == [0] * 4
+    assert session.adopted == [0] * 3
 
 
 @pytest.mark.usefixtures("small")
