@@ -171,6 +171,7 @@ def test_a_full_cache(model: Transformer) -> None:
         assert session._cache.lengths == [len(row) for row in tokens]
         # A window's pages that are out of reach have gone: they would have, had there been room.
         assert used(session._cache)[-1] == before[-1]
+        assert used(session._cache)[0] <= before[0]
     close(session, session.feed([text(7, 3), text(3, 4)]))
     fork = session.fork([0, 1])
     with pytest.raises(ResourceError):

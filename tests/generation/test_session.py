@@ -93,6 +93,23 @@ def test_rows_picked_out(model: Transformer, paged: bool) -> None:
     close(model, session, session.feed([[8], [9]]))
 
 
+def test_rows_that_come_and_go(model: Transformer, paged: bool) -> None:
+    """Also the last one."""
+    session = Session(model, 1, capacity=4, paged=paged)
+    session.feed([text(17, 1)])
+    session.join(2)
+    close(model, session, session.feed([[5], text(9, 2), text(21, 3)]))
+    session.select([2, 1])
+    session.join()
+    close(model, session, session.feed([text(3, 4), [6], text(2, 5)]))
+    other = session.fork([])
+    for empty in (other, session):
+        empty.select([])
+        assert empty.tokens == []
+        empty.join()
+        close(model, empty, empty.feed([text(12, 6)]))
+
+
 @pytest.mark.parametrize(
     ("kind", "where"),
     [

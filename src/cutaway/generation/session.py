@@ -38,7 +38,8 @@ class Session:
         source: of an encoder–decoder, what its encoder has read for each row.
         steady: the same bits for a row in any company and any pieces: see ``generation.steady``.
         kv_dtype: ``"int8"`` keeps keys and values in eight bits; see ``cache.new_cache``.
-        paged: keep them in pages that rows share. A row then takes over what another has read of the same beginning.
+        paged: keep them in pages that rows share, for one thread at a time. A row then takes over what another has
+            read of the same beginning.
         most_pages: of 16 tokens each, that all rows and their forks may hold; None for no bound.
 
     Attributes:
