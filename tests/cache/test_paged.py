@@ -235,6 +235,21 @@ def test_a_row_may_take_over_what_comes_later() -> None:
 
 
 @pytest.mark.usefixtures("small")
+def test_what_was_rewound_is_known_as_it_is_now() -> None:
+    """Back into the middle of a page, and on with another text: that is found, and the old one is, and no mixture."""
+    session = Session(PLAIN, 1, paged=True)
+    old, new = text(14, 1), text(7, 2)
+    session.feed([old])
+    session.rewind([6])
+    session.feed([new])
+    rows = [[*old[:6], *new], old, [*old[:4], *old[12:], *new], [*old[:4], *old[8:10], *new]]
+    session.join(len(rows))
+    logits = session.feed([[], *rows])
+    assert session.adopted == [0, 12, 12, 4, 4]
+    close(session, logits, [1, 2, 3, 4])
+
+
+@pytest.mark.usefixtures("small")
 def test_what_left_is_found_until_its_room_is_needed() -> None:
     """Those that were given back last stay longest, and of a text its beginning."""
     session = Session(PLAIN, 1, paged=True, most_pages=8)
