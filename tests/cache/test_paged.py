@@ -319,6 +319,11 @@ def test_salts(read: Callable[[], int]) -> None:
         assert session.adopted[-1] == wanted
         assert read() == 14 - wanted
         close(session, logits, [len(session.tokens) - 1])
+    for i in range(50):
+        session.join(1, b"%d" % i)
+        session.select(range(5))
+    index = session._cache._sharing._index  # type: ignore[union-attr]
+    assert {*index._roots} == {b"", b"ann", b"bob"}
 
 
 @pytest.mark.usefixtures("small")

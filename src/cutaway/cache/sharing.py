@@ -10,12 +10,13 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from weakref import WeakValueDictionary
 
 from cutaway.cache.paged import PagedStore
 from cutaway.cache.pages import EMPTY
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Entry:
     """A page's worth of tokens after a certain beginning.
 
@@ -52,14 +53,18 @@ class Index:
     def __init__(self, stores: Sequence[PagedStore]) -> None:
         self._pools = [store.pool for store in stores]
         self._entries: dict[bytes, Entry] = {}
-        self._roots: dict[bytes, Entry] = {}
+        # A salt that no row and no page has any more is forgotten: they may be as many as there are requests.
+        self._roots: WeakValueDictionary[bytes, Entry] = WeakValueDictionary()
         self._of: list[dict[int, Entry]] = [{} for _ in stores]
         for place, pool in enumerate(self._pools):
             pool.forget = partial(self._forget, place)
 
     def root(self, salt: bytes) -> Entry:
         """What texts begin with that may share pages: those with the same salt."""
-        return self._roots.setdefault(salt, Entry(key_of(b"salt", salt)))
+        root = self._roots.get(salt)
+        if root is None:
+            root = self._roots[salt] = Entry(key_of(b"salt", salt))
+        return root
 
     def find(self, before: Entry, tokens: tuple[int, ...]) -> Entry | None:
         """The entry of a page after ``before``, if there is one."""
@@ -183,7 +188,9 @@ class Sharing:
 
 def key_of(before: bytes, what: bytes | tuple[int, ...]) -> bytes:
     """SHA-256 over a kind and the two parts, each with its length before it, so that no two texts look alike."""
-    kind, data = (b"salt", what) if isinstance(what, bytes) else (b"page", b"".join(t.to_bytes(8, "big") for t in what))
+    kind, data = (
+        (b"salt", what) if isinstance(what, bytes) else (b"page", b"".join(int(t).to_bytes(8, "big") for t in what))
+    )
     found = hashlib.sha256(kind)
     for part in (before, data):
         found.update(len(part).to_bytes(8, "big"))
