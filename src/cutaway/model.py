@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, Unpack
 import torch
 from torch import Tensor
 
+from cutaway.cache import KvDtype
 from cutaway.checkpoints.load import Checkpoint
 from cutaway.errors import RequestError
 from cutaway.formats.files import StrPath
@@ -115,6 +116,7 @@ class Model:
         target: str | Sequence[int] | None = None,
         top: int = 0,
         deterministic: bool = False,
+        kv_dtype: KvDtype | None = None,
     ) -> Score:
         """Log-probability of each token of a text (or of ids); of an encoder–decoder, of a target for a source.
 
@@ -122,12 +124,12 @@ class Model:
             text: what is scored, or the source.
             target: of an encoder–decoder, what is scored, without the token that answers begin with.
             top: how many of the likeliest tokens to report at each place.
-            deterministic: the same bits as :meth:`generate` with this word reports.
+            deterministic, kv_dtype: as :meth:`generate` with these words reports; with the former, the same bits.
 
         Raises:
             RequestError: nothing to score, or no tokenizer for a text.
         """
-        return score(self._voice, text, target, top=top, deterministic=deterministic)
+        return score(self._voice, text, target, top=top, deterministic=deterministic, kv_dtype=kv_dtype)
 
     # ── text ─────────────────────────────────────────────────────────────────────────────────────────────
 

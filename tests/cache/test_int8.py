@@ -10,12 +10,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.reference import tiny
+from tests.reference import tiny, tiny_seq2seq
 
 from cutaway.cache import StoredCache, build
 from cutaway.cache.int8 import dequantize, quantize
 from cutaway.errors import RequestError, ShapeMismatch
 from cutaway.generation.session import Session
+from cutaway.model import Model
+from cutaway.spec import GenerationSettings
 
 MODEL = tiny.transformer("gemma3")  # layers with a window and without
 HEADS = [layer.attention for layer in MODEL.spec.decoder.layers]
@@ -54,15 +56,17 @@ def _pass(cache: StoredCache, positions: torch.Tensor, keys: list[Any]) -> list[
     return read
 
 
-@given(seed=st.integers(0, 10**9), sliding=st.booleans())
-@settings(max_examples=40, deadline=None, derandomize=True)
-def test_it_is_a_cache_of_rounded_numbers(seed: int, sliding: bool) -> None:
+@given(seed=st.integers(0, 10**9), sliding=st.booleans(), paged=st.booleans())
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_it_is_a_cache_of_rounded_numbers(seed: int, sliding: bool, paged: bool) -> None:
     """Exactly, after any passes, rewinds, selections, forks and pauses."""
     chance, numbers = random.Random(seed), torch.Generator().manual_seed(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "SLACK", 3)
-        small = MODEL.new_cache(2, 4, sliding=sliding, kv_dtype="int8")
-        plain = MODEL.new_cache(2, 4, sliding=sliding)
+        patch.setattr(build, "PAGE", 4)
+        kind = {"sliding": sliding, "paged": paged}
+        small = MODEL.new_cache(2, 4, **kind, kv_dtype="int8")
+        plain = MODEL.new_cache(2, 4, **kind)
         for _ in range(10):
             rows = len(plain.lengths)
             match chance.choice(["feed", "feed", "feed", "rewind", "select", "fork", "save"]):
@@ -78,7 +82,7 @@ def test_it_is_a_cache_of_rounded_numbers(seed: int, sliding: bool) -> None:
                         plain.select(chosen)
                 case "save":
                     state = small.state()
-                    small = MODEL.new_cache(rows, 1, sliding=sliding, kv_dtype="int8")
+                    small = MODEL.new_cache(rows, 1, **kind, kv_dtype="int8")
                     small.restore(state)
                 case _:
                     width = chance.choice([1, 2, 14])
@@ -95,11 +99,12 @@ def test_it_is_a_cache_of_rounded_numbers(seed: int, sliding: bool) -> None:
             assert small.lengths == plain.lengths
 
 
+@pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize("steady", [False, True])
-def test_sessions(steady: bool, tmp_path: Path) -> None:
+def test_sessions(steady: bool, paged: bool, tmp_path: Path) -> None:
     """Saved and gone on with, the same bits; near the plain session, and not it."""
     rows = [tiny.ids(30, seed=1).tolist(), tiny.ids(9, seed=2).tolist()]
-    one, plain = (Session(MODEL, 2, steady=steady, kv_dtype=kind) for kind in ("int8", None))
+    one, plain = (Session(MODEL, 2, steady=steady, kv_dtype=kind, paged=paged) for kind in ("int8", None))
     exact, near = plain.feed(rows), one.feed(rows)
     apart = float((exact.log_softmax(-1) - near.log_softmax(-1)).abs().max())
     print(f"\nint8, steady={steady}: log-probabilities differ by up to {apart:.4f}")
@@ -123,3 +128,59 @@ def test_refusals() -> None:
     assert caught.value.field == "kv_dtype"
     with pytest.raises(ShapeMismatch):
         MODEL.new_cache().restore(MODEL.new_cache(kv_dtype="int8").state())
+
+
+# ---- asked for in a call ---------------------------------------------------------------------------------
+
+
+def _bits(found: Any) -> list[list[tuple[int, str]]]:
+    return [[(entry.token, entry.logprob.hex()) for entry in one.logprobs] for one in found]
+
+
+@pytest.mark.parametrize("name", ["gemma3", "llama", "gpt2"])
+def test_a_call(name: str) -> None:
+    """What is generated and what is scored are of the rounded numbers: off, and not by much."""
+    model = Model(tiny.transformer(name))
+    prompt = tiny.ids(20, seed=3).tolist()
+    plain, small = (model.generate(prompt, max_tokens=12, logprobs=0, kv_dtype=kind) for kind in (None, "int8"))
+    assert small.tokens[0] == plain.tokens[0]  # the others may differ, once one does
+    assert 0 < abs(small.logprobs[0].logprob - plain.logprobs[0].logprob) < 0.3
+    scored = model.score([*prompt, *small.tokens], kv_dtype="int8").logprobs[20:]
+    written = [entry.logprob for entry in small.logprobs]
+    whole = model.score([*prompt, *small.tokens]).logprobs[20:]
+    # A number on the border between two codes may fall to either side where another sum was a bit off.
+    assert max(abs(a - b) for a, b in zip(scored, written, strict=True)) < 0.05
+    assert max(abs(a - b) for a, b in zip(scored, whole, strict=True)) > 1e-4
+    assert "".join(model.stream(prompt, max_tokens=3, kv_dtype="int8")) == ""  # there is no tokenizer
+    assert len(model.generate(prompt, max_tokens=5, num_beams=3, kv_dtype="int8").tokens) <= 5
+
+
+@pytest.mark.parametrize("name", ["gemma3", "llama", "bloom"])
+def test_the_same_bits_in_any_company(name: str) -> None:
+    """Codes are a function of the token's own numbers: what holds for those, holds for the codes."""
+    model, chance = Model(tiny.transformer(name)), random.Random(0)
+    how = {"deterministic": True, "kv_dtype": "int8", "logprobs": 0, "max_tokens": 6, "temperature": 0.8, "seed": 3}
+    prompts = [[chance.randrange(3, 60) for _ in range(chance.randint(1, 30))] for _ in range(9)]
+    together = _bits(model.generate(prompts, **how))
+    for prompt, wanted in zip(prompts, together, strict=True):
+        alone = model.generate(prompt, **how)
+        assert _bits([alone]) == [wanted]
+        scored = model.score([*prompt, *alone.tokens], deterministic=True, kv_dtype="int8").logprobs
+        assert [value.hex() for value in scored[len(prompt) :] if value is not None] == [bits for _, bits in wanted]
+
+
+def test_of_an_encoder_decoder() -> None:
+    model = Model(tiny_seq2seq.transformer("t5"), settings=GenerationSettings(decoder_start_id=0))
+    source = tiny.ids(9, seed=1).tolist()
+    answer = model.generate(source, max_tokens=5, logprobs=0, kv_dtype="int8")
+    scored = model.score(source, target=answer.tokens, kv_dtype="int8").logprobs
+    assert max(abs(a - b.logprob) for a, b in zip(scored, answer.logprobs, strict=True)) < 0.05
+
+
+def test_calls_that_make_no_sense() -> None:
+    model = Model(tiny.transformer("llama"))
+    for call in (model.generate, model.stream, model.score):
+        for bad in ("int4", 8, True, torch.int8):
+            with pytest.raises(RequestError) as caught:
+                call([3, 4], kv_dtype=bad)
+            assert caught.value.field == "kv_dtype"

@@ -16,7 +16,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from cutaway.cache import build
+from cutaway.cache import build, pages
 from cutaway.errors import CutawayError, FormatError, RequestError, ResumeMismatch, ShapeMismatch, TruncatedError
 from cutaway.formats.safetensors import SafetensorsFile
 from cutaway.generation import saved
@@ -28,7 +28,10 @@ from tests.reference import tiny, tiny_seq2seq
 
 @pytest.fixture
 def short_rings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And small pages, spoilt when they are given back."""
     monkeypatch.setattr(build, "SLACK", 4)
+    monkeypatch.setattr(build, "PAGE", 4)
+    monkeypatch.setattr(pages, "POISON", True)
 
 
 def text(n: int, seed: int = 1) -> list[int]:
@@ -48,12 +51,13 @@ def together(one: Session, two: Session, rows: list[list[int]]) -> None:
 
 
 @pytest.mark.usefixtures("short_rings")
+@pytest.mark.parametrize("paged", [False, True], ids=["plain", "paged"])
 @pytest.mark.parametrize("steady", [False, True])
 @pytest.mark.parametrize("name", families(*FEW))
-def test_the_same_bits(name: str, steady: bool, tmp_path: Path) -> None:
+def test_the_same_bits(name: str, steady: bool, paged: bool, tmp_path: Path) -> None:
     """Ragged, past a ring's window, after rewinds that need reading again, and when forked."""
     model = tiny.transformer(name)
-    one = Session(model, 3, capacity=4, steady=steady)
+    one = Session(model, 3, capacity=4, steady=steady, paged=paged)
     one.feed([text(31, 1), text(9, 2), []])
     two = kept(model, one, tmp_path / "a")
     together(one, two, [text(3, 4), text(1, 5), text(8, 6)])
@@ -72,7 +76,7 @@ def test_the_same_bits(name: str, steady: bool, tmp_path: Path) -> None:
 def test_any_life(name: str, seed: int, tmp_path: Path) -> None:
     """Fed, rewound, reused, forked, picked from and saved at random: what is said is what a plain pass says."""
     model, chance = tiny.transformer(name), random.Random(seed)
-    session = Session(model, 2, capacity=4)
+    session = Session(model, 2, capacity=4, paged=seed % 2 == 1)
     for _ in range(12):
         batch = len(session.tokens)
         match chance.choice(["feed", "feed", "feed", "rewind", "reuse", "fork", "select", "save"]):
@@ -98,13 +102,13 @@ def test_any_life(name: str, seed: int, tmp_path: Path) -> None:
     assert float((logits - wanted).abs().max()) <= 1e-4
 
 
-@pytest.mark.parametrize("steady", [False, True])
+@pytest.mark.parametrize(("steady", "paged"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("name", ["t5", "bart", "marian"])
-def test_with_a_source(name: str, steady: bool, tmp_path: Path) -> None:
+def test_with_a_source(name: str, steady: bool, paged: bool, tmp_path: Path) -> None:
     """What the encoder read is kept too, and a fork has it."""
     model = tiny_seq2seq.transformer(name)
     source = read_sources(model, [text(9, 1), text(5, 2)], steady=steady)
-    one = Session(model, 2, 8, source, steady)
+    one = Session(model, 2, 8, source, steady, paged=paged)
     one.feed([text(3, 3), text(6, 4)])
     two = kept(model, one, tmp_path / "a")
     together(one, two, [text(1, 5), text(2, 6)])
@@ -130,10 +134,11 @@ def test_forks_go_their_own_ways() -> None:
 
 
 @pytest.mark.usefixtures("short_rings")
+@pytest.mark.parametrize("paged", [False, True], ids=["plain", "paged"])
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma3"])
-def test_reuse(name: str) -> None:
+def test_reuse(name: str, paged: bool) -> None:
     model = tiny.transformer(name)
-    session = Session(model, 3)
+    session = Session(model, 3, paged=paged)
     old = [text(30, 1), text(20, 2), text(6, 3)]
     session.feed(old)
     new = [[*old[0][:28], 1, 2, 3], old[1], [*old[2], 9]]
@@ -239,10 +244,11 @@ def test_damaged_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("short_rings")
-def test_forged_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("paged", [False, True], ids=["plain", "paged"])
+def test_forged_files(paged: bool, tmp_path: Path) -> None:
     """Tensors that lie, under a digest that fits them."""
     model, path, chance = tiny.transformer("gemma3"), tmp_path / "a", random.Random(0)
-    session = Session(model, 2)
+    session = Session(model, 2, paged=paged)
     session.feed([text(30, 1), text(3, 2)])
     session.save(path)
     with SafetensorsFile(path) as file:
@@ -265,7 +271,7 @@ def test_forged_files(tmp_path: Path) -> None:
                     Session.load(model, path).feed([[1], [2]])
                 except CutawayError:
                     continue
-                assert name.endswith(("capacity", "positions", "highest"))  # numbers that may be others
+                assert name.endswith(("capacity", "positions", "highest", "first"))  # numbers that may be others
 
 
 def test_no_rows(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cutaway.cache import build
+from cutaway.cache import build, pages
 from cutaway.errors import ContextExceeded, RequestError
 from cutaway.generation import session as module
 from cutaway.generation.session import Session
@@ -22,13 +22,20 @@ TOLERANCE = 1e-4
 
 
 @pytest.fixture(autouse=True)
-def short_rings(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_stores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "SLACK", 4)
+    monkeypatch.setattr(build, "PAGE", 4)
+    monkeypatch.setattr(pages, "POISON", True)
 
 
 @pytest.fixture(scope="module", params=families(*FEW))
 def model(request: pytest.FixtureRequest) -> Transformer:
     return tiny.transformer(request.param)
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "paged"])
+def paged(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
 
 
 @torch.no_grad()
@@ -45,10 +52,10 @@ def text(n: int, seed: int = 1) -> list[int]:
     return tiny.ids(n, seed=seed).tolist()
 
 
-def test_any_split(model: Transformer) -> None:
+def test_any_split(model: Transformer, paged: bool) -> None:
     chance = random.Random(0)
     whole = [text(40, 1), text(29, 2), text(35, 3)]
-    session = Session(model, 3, capacity=4)
+    session = Session(model, 3, capacity=4, paged=paged)
     while any(len(held) < len(row) for held, row in zip(session.tokens, whole, strict=True)):
         sizes = [chance.choice([0, 0, 1, 2, 5, 11]) for _ in whole]
         news = [row[len(held) :][:n] for held, row, n in zip(session.tokens, whole, sizes, strict=True)]
@@ -60,9 +67,9 @@ def test_any_split(model: Transformer) -> None:
     assert session.tokens == whole
 
 
-def test_going_back(model: Transformer) -> None:
+def test_going_back(model: Transformer, paged: bool) -> None:
     """A little, a lot, past what a ring holds, to nothing, and on with something else."""
-    session = Session(model, 2)
+    session = Session(model, 2, paged=paged)
     session.feed([text(38, 1), text(30, 2)])
     for lengths in ((37, 30), (36, 28), (30, 9), (5, 9), (0, 1), (0, 0)):
         session.rewind(lengths)
@@ -76,14 +83,31 @@ def test_going_back(model: Transformer) -> None:
     close(model, session, session.feed([text(1, 4), text(2, 4)]))
 
 
-def test_rows_picked_out(model: Transformer) -> None:
-    session = Session(model, 3)
+def test_rows_picked_out(model: Transformer, paged: bool) -> None:
+    session = Session(model, 3, paged=paged)
     session.feed([text(20, 1), text(9, 2), text(31, 3)])
     session.select([2, 0, 2])
     close(model, session, session.feed([[5], [6], [7]]))
     session.rewind([5, 21, 32])  # a row has to be read again, the others not
     session.select([0, 2])
     close(model, session, session.feed([[8], [9]]))
+
+
+def test_rows_that_come_and_go(model: Transformer, paged: bool) -> None:
+    """Also the last one."""
+    session = Session(model, 1, capacity=4, paged=paged)
+    session.feed([text(17, 1)])
+    session.join(2)
+    close(model, session, session.feed([[5], text(9, 2), text(21, 3)]))
+    session.select([2, 1])
+    session.join()
+    close(model, session, session.feed([text(3, 4), [6], text(2, 5)]))
+    other = session.fork([])
+    for empty in (other, session):
+        empty.select([])
+        assert empty.tokens == []
+        empty.join()
+        close(model, empty, empty.feed([text(12, 6)]))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +118,7 @@ def test_rows_picked_out(model: Transformer) -> None:
         (KeyboardInterrupt, "logits"),
     ],
 )
-def test_a_pass_that_breaks_off(model: Transformer, kind: type[BaseException], where: str) -> None:
+def test_a_pass_that_breaks_off(model: Transformer, paged: bool, kind: type[BaseException], where: str) -> None:
     """Short passes, and ones so long that a ring has lost what it held before."""
 
     def fail(value: Tensor) -> Tensor:
@@ -102,7 +126,7 @@ def test_a_pass_that_breaks_off(model: Transformer, kind: type[BaseException], w
 
     bomb = Recorder([], {tiny.here(model, where): [fail]})
     for start, new in ((20, 1), (20, 3), (10, 30), (0, 9)):
-        session = Session(model, 2, capacity=16)
+        session = Session(model, 2, capacity=16, paged=paged)
         if start:
             session.feed([text(start, 1), text(start - 4, 2)])
         before = [list(row) for row in session.tokens]
@@ -113,7 +137,29 @@ def test_a_pass_that_breaks_off(model: Transformer, kind: type[BaseException], w
         close(model, session, session.feed([text(6, 5), text(1, 6)]))
 
 
-def test_a_long_pass_that_breaks_off_late(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("words", [{}, {"paged": True}, {"steady": True}, {"kv_dtype": "int8"}], ids=str)
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_what_is_no_number_goes_with_the_pass(name: str, words: dict[str, Any]) -> None:
+    """Of a pass that broke off, or was taken back: a key that nobody may read would still be NaN times nothing."""
+
+    def fail(value: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+    spoil = {"decoder.layers.0.attn.v": [lambda x: x * float("nan")]}
+    session = Session(tiny.transformer(name), 2, **words)
+    session.feed([text(5, 1), text(14, 2)])
+    with pytest.raises(KeyboardInterrupt):
+        session.feed([text(3, 3), text(3, 4)], Recorder([], {**spoil, "decoder.layers.1.attn.q": [fail]}))
+    session.feed([text(3, 3), text(1, 4)], Recorder([], spoil))
+    session.rewind([5, 14])
+    assert session.fork([1, 0]).feed([[1], [2, 3, 4]]).isfinite().all()
+    logits = session.feed([[1], [2]])
+    if "kv_dtype" not in words:
+        close(session._model, session, logits)
+    assert logits.isfinite().all()
+
+
+def test_a_long_pass_that_breaks_off_late(model: Transformer, paged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The third piece fails: the first two, already read, go too."""
     monkeypatch.setattr(module, "CHUNK", 7)
     count = 0
@@ -125,7 +171,7 @@ def test_a_long_pass_that_breaks_off_late(model: Transformer, monkeypatch: pytes
             raise KeyboardInterrupt
         return value
 
-    session = Session(model)
+    session = Session(model, paged=paged)
     session.feed([text(9, 1)])
     with pytest.raises(KeyboardInterrupt):
         session.feed([text(25, 2)], Recorder([], {"decoder.layers.2.attn.v": [third]}))

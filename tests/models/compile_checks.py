@@ -36,11 +36,11 @@ def pair(name: str, **changes: object) -> tuple[Transformer, Transformer, Compil
 
 
 @torch.no_grad()
-def generate(
-    plain: Transformer, compiled: Transformer, ids: Tensor, prompt: int, sliding: bool, counter: CompileCounter
-):  # type: ignore[no-untyped-def]
+def generate(plain: Transformer, compiled: Transformer, ids: Tensor, prompt: int, kind: str, counter: CompileCounter):  # type: ignore[no-untyped-def]
     """Prompt, then single steps; yields the number of graphs after each."""
-    one, two = (model.new_cache(batch=ids.shape[0], capacity=16, sliding=sliding) for model in (plain, compiled))
+    words = {"batch": ids.shape[0], "capacity": 16, "sliding": "whole" not in kind, "paged": "pages" in kind}
+    words["kv_dtype"] = "int8" if "int8" in kind else None
+    one, two = (model.new_cache(**words) for model in (plain, compiled))
     for part in ids.split([prompt] + [1] * (ids.shape[1] - prompt), 1):
         wanted, got = plain(part, cache=one), compiled(part, cache=two)
         assert float((wanted - got).abs().max()) <= 1e-4
@@ -48,22 +48,24 @@ def generate(
 
 
 @pytest.mark.parametrize(
-    ("name", "sliding"),
+    ("name", "kind"),
     [
-        ("granite", True),
-        ("qwen3", True),
-        ("gemma3-caps", True),
-        ("mistral-window", False),
-        ("gemma3", True),
-        ("gemma3", False),
+        ("granite", "rings"),
+        ("qwen3", "rings"),
+        ("gemma3-caps", "rings"),
+        ("mistral-window", "whole"),
+        ("gemma3", "rings"),
+        ("gemma3", "whole"),
+        ("gemma3", "pages"),
+        ("gemma3", "whole pages of int8"),
     ],
 )
-def test_a_hundred_steps(name: str, sliding: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows of 8 are passed on the way, rings go round, buffers grow from 16; nothing is compiled again."""
+def test_a_hundred_steps(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of 8 are passed on the way, rings go round, buffers and pools grow; nothing is compiled again."""
     monkeypatch.setattr(build, "SLACK", 20)
     plain, compiled, counter = pair(name)
     kinds = len(set(plain.spec.decoder.layers))
-    seen = list(generate(plain, compiled, tiny.ids(1, 106), 6, sliding, counter))
+    seen = list(generate(plain, compiled, tiny.ids(1, 106), 6, kind, counter))
     assert seen[0] == kinds
     assert seen[1] == 2 * kinds
     assert set(seen[1:]) == {2 * kinds}
@@ -74,14 +76,14 @@ def test_experts_are_left_as_they_are() -> None:
     for name, graphs in (("mixtral-window", 0), ("qwen3-moe-listed", 2)):
         torch._dynamo.reset()
         plain, compiled, counter = pair(name)
-        assert list(generate(plain, compiled, tiny.ids(1, 12), 5, True, counter))[-1] == graphs
+        assert list(generate(plain, compiled, tiny.ids(1, 12), 5, "rings", counter))[-1] == graphs
 
 
 def test_as_many_layers_as_one_likes() -> None:
     for n in (1, 8):
         torch._dynamo.reset()
         plain, compiled, counter = pair("llama", num_hidden_layers=n)
-        assert list(generate(plain, compiled, tiny.ids(1, 12), 5, True, counter))[-1] == 2
+        assert list(generate(plain, compiled, tiny.ids(1, 12), 5, "rings", counter))[-1] == 2
 
 
 def test_layers_of_another_kind_have_their_own() -> None:
@@ -90,7 +92,7 @@ def test_layers_of_another_kind_have_their_own() -> None:
         torch._dynamo.reset()
         plain, compiled, counter = pair(name, n_layer=2)
         assert len(set(plain.spec.decoder.layers)) == kinds
-        assert list(generate(plain, compiled, tiny.ids(1, 20), 5, True, counter))[-1] == 2 * kinds
+        assert list(generate(plain, compiled, tiny.ids(1, 20), 5, "rings", counter))[-1] == 2 * kinds
 
 
 def test_other_lengths_and_batches() -> None:
@@ -101,7 +103,7 @@ def test_other_lengths_and_batches() -> None:
     """
     plain, compiled, counter = pair("llama")
     for rows, prompt in ((3, 9), (5, 30), (2, 12), (9, 9)):
-        list(generate(plain, compiled, tiny.ids(rows, prompt + 4), prompt, True, counter))
+        list(generate(plain, compiled, tiny.ids(rows, prompt + 4), prompt, "rings", counter))
     assert counter.frame_count == 2
 
 

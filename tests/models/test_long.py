@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -111,3 +112,19 @@ def test_memory_for_thirty_thousand_tokens(name: str) -> None:
     assert run.returncode == 0, run.stderr
     print(f"{name}: {float(run.stdout):.0f} MB")
     assert float(run.stdout) < 200
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.timeout(10_800)  # 37 thousand billion operations
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured as Linux tells it")
+def test_thirty_thousand_tokens_of_a_real_model(smollm2_path: Path) -> None:
+    """Within 4 GiB beyond the weights; and that it was trained for fewer is said."""
+    command = [sys.executable, str(ROOT / "benchmarks/long_prompt.py"), str(smollm2_path), "30000"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    print(run.stdout)
+    found = re.search(r"at most ([0-9.]+) GiB beyond", run.stdout)
+    assert found is not None
+    assert float(found[1]) < 4
+    assert "30000 tokens are more than the 8192 this model was trained for" in run.stdout

@@ -182,15 +182,16 @@ def test_a_prefix_in_a_cache(name: str) -> None:
     torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("paged", [True, False])
 @pytest.mark.parametrize("sliding", [True, False])
 @torch.no_grad()
-def test_a_prefix_outlives_a_window(sliding: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefix_outlives_a_window(sliding: bool, paged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window bounds what the continuation reads; a ring must not drop what the prefix itself needs."""
     monkeypatch.setattr(build, "SLACK", 2)
     model, ids, n = with_rule("llama", MaskRule(prefix=True, window=4)), tiny.ids(1, 20), 13
     segments = torch.tensor([[-1] * n + [0] * (20 - n)])
     whole = model(ids, segments=segments)
-    cache = model.new_cache(capacity=8, sliding=sliding)
+    cache = model.new_cache(capacity=8, sliding=sliding, paged=paged)
     parts = [
         model(part, segments=seg, cache=cache)
         for part, seg in zip(ids.split([13, 1, 3, 3], 1), segments.split([13, 1, 3, 3], 1), strict=True)

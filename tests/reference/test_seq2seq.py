@@ -110,8 +110,8 @@ def test_any_split(name: str, pair_of: Folders, measured: Note) -> None:
     model, chance = open_folder(pair_of(name)), random.Random(name)
     read = model.read(source)
     cuts = [0, *sorted(chance.sample(range(1, 17), 4)), 17]
-    for sizes in ([1] * 17, [b - a for a, b in pairwise(cuts)]):
-        cache = model.new_cache(2, capacity=4, source=read)
+    for sizes, paged in (([1] * 17, False), ([b - a for a, b in pairwise(cuts)], False), ([4, 1, 12], True)):
+        cache = model.new_cache(2, capacity=4, source=read, paged=paged)
         parts = [model(part, cache=cache) for part in target.split(sizes, 1)]
         assert measured(name, "cached", apart(torch.cat(parts, 1), whole)) <= 1e-4, sizes
         assert cache.lengths == [17, 17]

@@ -21,7 +21,7 @@ class LayerView(Protocol):
         """Write this pass's keys and values, and give back all that a query of it may read.
 
         Shapes: [batch, kv_head, query, d_head] in, [batch, kv_head, key, d_head] out; the keys stand in
-        the order of ``plan.keys``.
+        the order of ``plan.keys``, until the update of the next layer but one.
         """
         ...
 

@@ -12,11 +12,33 @@ from torch import Tensor
 from cutaway.cache.base import LayerView
 from cutaway.cache.int8 import Int8View
 from cutaway.cache.mask import MaskPlan
-from cutaway.cache.slots import SlotView
+from cutaway.cache.slots import Slots, SlotView
 from cutaway.cache.state import take
+from cutaway.errors import RequestError
 from cutaway.spec import AttentionSpec
 
 KvDtype: TypeAlias = Literal["int8"]
+
+
+def check_kv_dtype(value: object) -> KvDtype | None:
+    """A type to keep keys and values in; None for the model's own.
+
+    Raises:
+        RequestError: another.
+    """
+    if value is None or value == "int8":
+        return "int8" if value else None
+    raise RequestError("no type to keep keys and values in", field="kv_dtype", expected="None or int8", got=value)
+
+
+def entries_of(
+    dtype: torch.dtype, kv_dtype: KvDtype | None
+) -> tuple[type[SlotView] | type[Int8View], list[tuple[str, torch.dtype, int | None]]]:
+    """What reads a layer's tensors, and what those are: (name, type, width; None for that of a head)."""
+    if kv_dtype is None:
+        return SlotView, [("k", dtype, None), ("v", dtype, None)]
+    scales = [("k_scale", torch.float32, 1), ("v_scale", torch.float32, 1)]
+    return Int8View, [("k", torch.int8, None), ("v", torch.int8, None), *scales]
 
 
 class Buffers:
@@ -39,17 +61,15 @@ class Buffers:
         device: torch.device,
         kv_dtype: KvDtype | None = None,
     ) -> None:
-        def empty(layer: AttentionSpec, width: int, kind: torch.dtype) -> Tensor:
-            return torch.zeros(batch, layer.n_kv_heads, n_slots + 1, width, dtype=kind, device=device)
-
         self.device = device
-        self._view: type[SlotView] | type[Int8View] = SlotView
-        kinds = {"k": dtype, "v": dtype}
-        if kv_dtype == "int8":
-            self._view = Int8View
-            kinds = {"k": torch.int8, "v": torch.int8, "k_scale": torch.float32, "v_scale": torch.float32}
+        self._view, entries = entries_of(dtype, kv_dtype)
         self._layers = [
-            {name: empty(layer, 1 if "scale" in name else layer.d_head, kind) for name, kind in kinds.items()}
+            {
+                name: torch.zeros(
+                    batch, layer.n_kv_heads, n_slots + 1, width or layer.d_head, dtype=kind, device=device
+                )
+                for name, kind, width in entries
+            }
             for layer in layers
         ]
 
@@ -63,14 +83,30 @@ class Buffers:
         """Whether keys and values lie here as the numbers that they are."""
         return self._view is SlotView
 
-    def view(self, index: int, plan: MaskPlan, slots: Tensor, join: bool = False) -> LayerView:
+    def view(self, index: int, plan: MaskPlan, slots: Slots) -> LayerView:
         """Bundle of the index-th layer."""
-        return self._view(plan, **self._layers[index], slots=slots, join=join)
+        return self._view(plan, **self._layers[index], places=slots)
 
     def selected(self, rows: list[int]) -> Buffers:
         """These rows, in this order, in memory of their own."""
         index = torch.tensor(rows, dtype=torch.long, device=self.device)
         return self._with([{name: x.index_select(0, index) for name, x in layer.items()} for layer in self._layers])
+
+    def clear(self, slots: Tensor) -> None:
+        """Zeros in some slots: a weight of 0 makes nothing of a number, but not of NaN. True where. [batch, slot]"""
+        rows, places = (x.to(self.device) for x in slots.nonzero(as_tuple=True))
+        if len(rows):
+            for layer in self._layers:
+                for x in layer.values():
+                    x[rows, :, places] = 0
+
+    def joined(self, rows: int) -> Buffers:
+        """The same with more rows, empty, after these."""
+
+        def longer(buffer: Tensor) -> Tensor:
+            return torch.cat([buffer, buffer.new_zeros(rows, *buffer.shape[1:])])
+
+        return self._with([{name: longer(x) for name, x in layer.items()} for layer in self._layers])
 
     def grown(self, n_slots: int) -> Buffers:
         """The same in more slots."""

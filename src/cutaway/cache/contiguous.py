@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from copy import copy
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cutaway.cache.base import LayerView
 from cutaway.cache.buffers import Buffers, KvDtype
 from cutaway.cache.mask import MaskPlan, plan_mask
-from cutaway.cache.slots import SlotTable, compact
+from cutaway.cache.slots import Slots, SlotTable, compact
 from cutaway.cache.state import take
 from cutaway.spec import AttentionSpec, MaskRule
 
@@ -44,7 +45,7 @@ class ContiguousStore:
         self._table = SlotTable(batch, capacity)
         self._counts = torch.zeros(batch, dtype=torch.long)
         self._buffers = Buffers(layers, batch, capacity, dtype, device, kv_dtype)
-        self._slots = torch.empty(0, dtype=torch.long, device=device)
+        self._slots = Slots(torch.empty(0, dtype=torch.long, device=device))
 
     @property
     def capacity(self) -> int:
@@ -61,18 +62,22 @@ class ContiguousStore:
         """The buffers, where keys and values are read as they lie there."""
         return self._buffers if self._buffers.plain else None
 
+    def reserve(self, fresh: Tensor) -> None:
+        """Make room for so many more tokens in each row."""
+        need = int((self._counts + fresh).max()) if fresh.numel() else 0
+        if need > self.capacity:
+            self._grow(max(need, 2 * self.capacity))
+
     def begin(self, positions: Tensor, segments: Tensor | None, rules: set[MaskRule]) -> dict[MaskRule, MaskPlan]:
-        """Reserve a slot for each token and plan each rule."""
+        """Give each token its slot and plan each rule."""
         real = positions >= 0
         rank = real.long().cumsum(1) - 1
         ends = self._counts + real.sum(1)
         need = int(ends.max()) if ends.numel() else 0
-        if need > self.capacity:
-            self._grow(max(need, 2 * self.capacity))
         slots = torch.where(real, self._counts[:, None] + rank, self.capacity)
         self._table.record(slots, positions, segments)
         self._counts = ends
-        self._slots = compact(slots).to(self._device)
+        self._slots = Slots(compact(slots).to(self._device))
         keys, key_segments = self._table.read(need)
         if key_segments is not None and segments is None:
             segments = torch.zeros_like(positions)
@@ -88,6 +93,12 @@ class ContiguousStore:
         self._counts = self._counts[rows]
         self._buffers = self._buffers.selected(rows)
 
+    def join(self, rows: int) -> None:
+        """More rows, empty, after these."""
+        self._table.join(rows)
+        self._counts = F.pad(self._counts, (0, rows))
+        self._buffers = self._buffers.joined(rows)
+
     def fork(self, rows: list[int]) -> ContiguousStore:
         """These rows in a store of their own."""
         other = copy(self)
@@ -101,9 +112,11 @@ class ContiguousStore:
 
     def rewind(self, lengths: list[int]) -> None:
         """Forget all but the first tokens of each row."""
-        self._counts = torch.minimum(self._counts, torch.tensor(lengths, dtype=torch.long))
-        beyond = torch.arange(self.capacity + 1)[None] >= self._counts[:, None]
+        old, self._counts = self._counts, torch.minimum(self._counts, torch.tensor(lengths, dtype=torch.long))
+        slot = torch.arange(self.capacity + 1)
+        beyond = slot >= self._counts[:, None]
         self._table.positions.masked_fill_(beyond, -1)
+        self._buffers.clear(beyond & (slot < old[:, None]))
 
     def state(self) -> dict[str, Tensor]:
         """All that it takes to go on elsewhere: what is held, and no more of it than that."""

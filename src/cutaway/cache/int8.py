@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 
 from cutaway.cache.mask import MaskPlan
-from cutaway.cache.slots import exchange
+from cutaway.cache.slots import Places
 
 LARGEST = 127  # −128 is left out, so that a number and its negative are equally near
 
 
 @dataclass(slots=True)
 class Int8View:
-    """A layer's buffers with the slots that this pass writes and reads; see ``SlotView``.
+    """A layer's tensors, and the places in them that this pass writes and reads; see ``SlotView``.
 
     Attributes:
         plan: the mask plan; as many keys are read as it names.
-        k, v: codes. int8 [batch, kv_head, slot, d_head]
-        k_scale, v_scale: what one step of a code is. float32 [batch, kv_head, slot, 1]
-        slots, join: as in ``SlotView``.
+        k, v: codes. int8, d_head wide
+        k_scale, v_scale: what one step of a code is. float32, one wide
+        places: where they are.
     """
 
     plan: MaskPlan
@@ -33,18 +33,16 @@ class Int8View:
     v: Tensor
     k_scale: Tensor
     v_scale: Tensor
-    slots: Tensor
-    join: bool = False
+    places: Places
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write once, and give back every key and value that a query of this pass may see, in the type of ``k``."""
         return self._exchange(self.k, self.k_scale, k), self._exchange(self.v, self.v_scale, v)
 
     def _exchange(self, codes: Tensor, scales: Tensor, values: Tensor) -> Tensor:
-        n = self.plan.keys.shape[1]
-        fresh, sizes = quantize(values)
-        fresh = exchange(codes, fresh, self.slots, n, self.join)
-        return dequantize(fresh, exchange(scales, sizes, self.slots, n, self.join), values.dtype)
+        n, (fresh, sizes) = self.plan.keys.shape[1], quantize(values)
+        found = self.places.exchange(codes, fresh, n)
+        return dequantize(found, self.places.exchange(scales, sizes, n), values.dtype)
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:

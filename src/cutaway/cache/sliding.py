@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from copy import copy
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cutaway.cache.base import LayerView
 from cutaway.cache.buffers import Buffers, KvDtype
 from cutaway.cache.mask import MaskPlan, plan_mask
-from cutaway.cache.slots import SlotTable, compact
+from cutaway.cache.slots import Slots, SlotTable, compact
 from cutaway.cache.state import take
 from cutaway.errors import FormatError, ShapeMismatch
 from cutaway.spec import AttentionSpec, MaskRule
@@ -51,8 +52,7 @@ class SlidingStore:
         # The longest each row has been: what lies further back than the ring from there is overwritten.
         self._highest = torch.zeros(batch, dtype=torch.long)
         self._buffers = Buffers(layers, batch, self._size, dtype, device, kv_dtype)
-        self._slots = torch.empty(0, dtype=torch.long, device=device)
-        self._join = False
+        self._slots = Slots(torch.empty(0, dtype=torch.long, device=device))
 
     @property
     def nbytes(self) -> int:
@@ -64,12 +64,15 @@ class SlidingStore:
         """The buffers, where keys and values are read as they lie there."""
         return self._buffers if self._buffers.plain and not self._join else None
 
+    def reserve(self, fresh: Tensor) -> None:
+        """A ring has all the room that it will have."""
+
     def begin(self, positions: Tensor, segments: Tensor | None, rules: set[MaskRule]) -> dict[MaskRule, MaskPlan]:
-        """Reserve slots, decide whether the ring can be written before it is read, and plan each rule."""
+        """Give each token its slot, decide whether the ring can be written before it is read, and plan each rule."""
         real = positions >= 0
         before, fresh = self._counts, real.sum(1)
         n_before = min(int(before.max()), self._size)
-        self._join = bool((fresh > self._slack).any())
+        join = bool((fresh > self._slack).any())
         past = self._table.read(n_before)
 
         rank = real.long().cumsum(1) - 1
@@ -78,9 +81,9 @@ class SlidingStore:
         self._table.record(slots, positions, segments)
         self._counts = before + fresh
         self._highest = torch.maximum(self._highest, self._counts)
-        self._slots = compact(slots).to(self._device)
+        self._slots = Slots(compact(slots).to(self._device), join)
 
-        if self._join:
+        if join:
             keys = torch.cat([past[0], positions], dim=1)
             key_segments = None
             if segments is not None or past[1] is not None:
@@ -94,13 +97,19 @@ class SlidingStore:
 
     def view(self, index: int, plan: MaskPlan) -> LayerView:
         """Bundle for the index-th layer of this store."""
-        return self._buffers.view(index, plan, self._slots, self._join)
+        return self._buffers.view(index, plan, self._slots)
 
     def select(self, rows: list[int]) -> None:
         """Keep these rows, in this order."""
         self._table.select(rows)
         self._counts, self._highest = self._counts[rows], self._highest[rows]
         self._buffers = self._buffers.selected(rows)
+
+    def join(self, rows: int) -> None:
+        """More rows, empty, after these."""
+        self._table.join(rows)
+        self._counts, self._highest = F.pad(self._counts, (0, rows)), F.pad(self._highest, (0, rows))
+        self._buffers = self._buffers.joined(rows)
 
     def fork(self, rows: list[int]) -> SlidingStore:
         """These rows in a store of their own."""
@@ -117,12 +126,15 @@ class SlidingStore:
     def rewind(self, lengths: list[int]) -> None:
         """Forget all but the first tokens of each row."""
         wanted = torch.minimum(self._counts, torch.tensor(lengths, dtype=torch.long))
+        cleared = torch.zeros_like(self._table.positions, dtype=torch.bool)
         # In a ring, slots and order differ: walk back over the tokens that go.
         for row, (new, old) in enumerate(zip(wanted.tolist(), self._counts.tolist(), strict=True)):
             gone = torch.arange(max(new, old - self._size), old) % self._size
             self._table.positions[row, gone] = -1
+            cleared[row, gone] = True
             if new == 0:
                 self._highest[row] = 0
+        self._buffers.clear(cleared)
         self._counts = wanted
 
     def state(self) -> dict[str, Tensor]:

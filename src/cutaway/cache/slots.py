@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cutaway.cache.mask import MaskPlan
@@ -13,39 +15,57 @@ from cutaway.cache.state import take
 from cutaway.errors import FormatError
 
 
+class Places(Protocol):
+    """Where the tokens of a pass go in a layer's tensors, and where those lie that it may read."""
+
+    def exchange(self, buffer: Tensor, values: Tensor, n: int) -> Tensor:
+        """Write a pass's values once, and give back the ``n`` that it may read. [batch, kv_head, …, width], both."""
+        ...
+
+
 @dataclass(slots=True)
-class SlotView:
-    """A layer's buffers with the slots that this pass writes and reads.
+class Slots:
+    """Places in buffers of [batch, kv_head, slot, width], where the last slot takes what has no place.
 
     Attributes:
-        plan: the mask plan; as many keys are read as it names.
-        k, v: the buffers; the last slot takes what has no place. [batch, kv_head, slot, d_head]
         slots: where each token goes: [query] when all rows agree, else [batch, query].
         join: read the buffer as it stood with this pass after it, rather than after writing. A ring
             needs it for a pass so long that writing would overwrite what its first queries read.
     """
 
+    slots: Tensor
+    join: bool = False
+
+    def exchange(self, buffer: Tensor, values: Tensor, n: int) -> Tensor:
+        """See :class:`Places`."""
+        before = torch.cat([buffer[:, :, : n - values.shape[2]], values], dim=2) if self.join else None
+        if self.slots.dim() == 1:
+            buffer.index_copy_(2, self.slots, values)
+        else:
+            rows = torch.arange(buffer.shape[0], device=buffer.device)[:, None]
+            buffer[rows, :, self.slots] = values.transpose(1, 2)
+        return buffer[:, :, :n] if before is None else before
+
+
+@dataclass(slots=True)
+class SlotView:
+    """A layer's tensors, and the places in them that this pass writes and reads.
+
+    Attributes:
+        plan: the mask plan; as many keys are read as it names.
+        k, v: keys and values, as ``places`` has them.
+        places: where they are.
+    """
+
     plan: MaskPlan
     k: Tensor
     v: Tensor
-    slots: Tensor
-    join: bool = False
+    places: Places
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write once, and give back every key and value that a query of this pass may see."""
         n = self.plan.keys.shape[1]
-        return exchange(self.k, k, self.slots, n, self.join), exchange(self.v, v, self.slots, n, self.join)
-
-
-def exchange(buffer: Tensor, values: Tensor, slots: Tensor, n: int, join: bool) -> Tensor:
-    """Write a pass's values into their slots, and give back the ``n`` that it may read; see ``SlotView``."""
-    before = torch.cat([buffer[:, :, : n - values.shape[2]], values], dim=2) if join else None
-    if slots.dim() == 1:
-        buffer.index_copy_(2, slots, values)
-    else:
-        rows = torch.arange(buffer.shape[0], device=buffer.device)[:, None]
-        buffer[rows, :, slots] = values.transpose(1, 2)
-    return buffer[:, :, :n] if before is None else before
+        return self.places.exchange(self.k, k, n), self.places.exchange(self.v, v, n)
 
 
 class SlotTable:
@@ -81,6 +101,11 @@ class SlotTable:
         self.positions = self.positions[rows]
         if self.segments is not None:
             self.segments = self.segments[rows]
+
+    def join(self, rows: int) -> None:
+        """More rows, with nothing in them, after these."""
+        self.positions = F.pad(self.positions, (0, 0, 0, rows), value=-1)
+        self.segments = None if self.segments is None else F.pad(self.segments, (0, 0, 0, rows))
 
     def state(self, held: Tensor) -> dict[str, Tensor]:
         """What stands in the first slots, where something is held. [batch, slot]"""

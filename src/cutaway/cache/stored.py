@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -11,8 +11,10 @@ from torch import Tensor
 from cutaway.cache.base import LayerView
 from cutaway.cache.cross import CrossView, Source
 from cutaway.cache.mask import MaskPlan
+from cutaway.cache.paged import PagedStore
+from cutaway.cache.sharing import Sharing
 from cutaway.cache.state import inside, take, within
-from cutaway.errors import FormatError
+from cutaway.errors import FormatError, RequestError
 from cutaway.spec import MaskRule
 
 
@@ -23,9 +25,11 @@ class Store(Protocol):
     def nbytes(self) -> int: ...
     @property
     def memory(self) -> object | None: ...
+    def reserve(self, fresh: Tensor) -> None: ...
     def begin(self, positions: Tensor, segments: Tensor | None, rules: set[MaskRule]) -> dict[MaskRule, MaskPlan]: ...
     def view(self, index: int, plan: MaskPlan) -> LayerView: ...
     def select(self, rows: list[int]) -> None: ...
+    def join(self, rows: int) -> None: ...
     def holds(self, row: int, length: int) -> bool: ...
     def rewind(self, lengths: list[int]) -> None: ...
     def fork(self, rows: list[int]) -> Store: ...
@@ -41,6 +45,7 @@ class StoredCache:
         places: for each layer its store, its index in that store, and its mask rule.
         batch: rows.
         source: what an encoder has read for each row, if the layers look at that.
+        sharing: by which rows read pages of others, where the stores have pages.
     """
 
     def __init__(
@@ -49,10 +54,12 @@ class StoredCache:
         places: list[tuple[Store, int, MaskRule]],
         batch: int,
         source: Source | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
         self._stores = stores
         self._source = None if source is None else source.copy()
         self._places = places
+        self._sharing = sharing
         self._lengths = [0] * batch
         self._plans: list[dict[MaskRule, MaskPlan]] = []
 
@@ -71,16 +78,33 @@ class StoredCache:
         """Bytes that keys and values take."""
         return sum(store.nbytes for store in self._stores) + (0 if self._source is None else self._source.nbytes)
 
+    @property
+    def free_pages(self) -> int | None:
+        """Pages that rows may still take; None where there is no bound."""
+        found = [store.pool.available for store in _paged(self._stores)]
+        return min((n for n in found if n is not None), default=None)
+
     def begin(self, positions: Tensor, segments: Tensor | None = None) -> None:
-        """Reserve slots and plan masks in every store."""
+        """Reserve slots and plan masks in every store.
+
+        Raises:
+            ResourceError: pages have run out; the cache holds what it held.
+        """
+        fresh = (positions >= 0).sum(1)
+        try:
+            for store in self._stores:
+                store.reserve(fresh)
+        except BaseException:
+            for store in self._stores:
+                store.rewind(self._lengths)  # gives back what the stores before had taken
+            raise
         self._plans = [
             store.begin(positions, segments, {rule for owner, _, rule in self._places if owner is store})
             for store in self._stores
         ]
         if self._source is not None:
             self._source.begin(positions, segments)
-        fresh = (positions >= 0).sum(1).tolist()
-        self._lengths = [length + more for length, more in zip(self._lengths, fresh, strict=True)]
+        self._lengths = [length + more for length, more in zip(self._lengths, fresh.tolist(), strict=True)]
 
     def layer(self, index: int) -> LayerView:
         """The bundle for layer ``index``."""
@@ -105,13 +129,54 @@ class StoredCache:
             store.select(rows)
         if self._source is not None:
             self._source.select(rows)
+        if self._sharing is not None:
+            self._sharing.select(rows)
         self._lengths = [self._lengths[row] for row in rows]
+
+    def join(self, rows: int, salt: bytes = b"") -> None:
+        """More rows, empty, after these.
+
+        Args:
+            rows: how many.
+            salt: rows take over pages from rows with the same only.
+
+        Raises:
+            RequestError: rows have a source, which new ones would lack.
+        """
+        if self._source is not None:
+            raise RequestError("rows of an encoder–decoder begin together, with their sources", field="rows")
+        for store in self._stores:
+            store.join(rows)
+        if self._sharing is not None:
+            self._sharing.join(rows, salt)
+        self._lengths += [0] * rows
+
+    def adopt(self, row: int, tokens: Sequence[int]) -> int:
+        """Take over what others have read of the same beginning, where rows share pages; how many tokens are held then.
+
+        Args:
+            row: which.
+            tokens: its text from the beginning, also what it has read already.
+        """
+        if self._sharing is not None:
+            self._lengths[row] = self._sharing.adopt(row, self._lengths[row], tokens)
+        return self._lengths[row]
+
+    def note(self, pieces: Sequence[Sequence[int]]) -> None:
+        """Say which tokens the pass has read in each row, so that others may adopt them.
+
+        Only for what the model alone made of them: no edits, and positions counted from 0.
+        """
+        if self._sharing is not None:
+            for row, tokens in enumerate(pieces):
+                self._sharing.note(row, self._lengths[row] - len(tokens), tokens)
 
     def fork(self, rows: list[int]) -> StoredCache:
         """These rows, in this order, in a cache of its own."""
         stores = [store.fork(rows) for store in self._stores]
         places = [(stores[self._stores.index(store)], index, rule) for store, index, rule in self._places]
-        other = StoredCache(stores, places, len(rows), self._source)
+        sharing = None if self._sharing is None else self._sharing.fork(_paged(stores), rows)
+        other = StoredCache(stores, places, len(rows), self._source, sharing)
         if other._source is not None:
             other._source.select(rows)
         other._lengths = [self._lengths[row] for row in rows]
@@ -147,5 +212,11 @@ class StoredCache:
         ]
         for store in self._stores:
             store.rewind(left)
+        if self._sharing is not None:
+            self._sharing.rewind(left)
         self._lengths = left
         return list(left)
+
+
+def _paged(stores: Sequence[Store]) -> list[PagedStore]:
+    return [store for store in stores if isinstance(store, PagedStore)]

@@ -16,7 +16,7 @@ from cutaway.cli.failures import failure_of, say
 from cutaway.cli.guessing import check_draft, guessing, load_draft
 from cutaway.cli.interrupts import interruptible
 from cutaway.cli.kinds import check_able
-from cutaway.cli.options import COUNT, shared
+from cutaway.cli.options import COUNT, kv_dtype, shared
 from cutaway.cli.sampling import as_dict, note_end, stats_line, times
 from cutaway.cli.text import Look, safe
 from cutaway.errors import CutawayError, TemplateError
@@ -34,6 +34,7 @@ _FENCE = '"""'
 @click.option("-n", "--max-tokens", type=COUNT, default=1024, show_default=True, help="Most tokens of an answer.")
 @choosing
 @guessing
+@kv_dtype
 @click.option("--stats", is_flag=True, help="Tokens a second after each answer.")
 @shared("model", "load", "seed", "output")
 def command(

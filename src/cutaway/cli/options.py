@@ -11,7 +11,7 @@ import click
 
 from cutaway.cli.common import Settings
 
-__all__ = ["COUNT", "Early", "F", "Number", "Text", "complete_model", "shared"]
+__all__ = ["COUNT", "Early", "F", "Number", "Text", "complete_model", "kv_dtype", "shared"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
@@ -92,6 +92,11 @@ class Device(click.ParamType):  # type: ignore[type-arg]
 
 
 COUNT = Count()
+kv_dtype = click.option(
+    "--kv-dtype",
+    type=click.Choice(["int8"]),
+    help="Keep keys and values in eight bits: a fourth of fp32's memory.",
+)
 
 
 def complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

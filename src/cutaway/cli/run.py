@@ -13,7 +13,7 @@ from cutaway.cli.common import Settings, as_input, load_model, text_argument
 from cutaway.cli.forms import forming, read_forms
 from cutaway.cli.guessing import check_draft, guessing, load_draft
 from cutaway.cli.kinds import check_able
-from cutaway.cli.options import COUNT, shared
+from cutaway.cli.options import COUNT, kv_dtype, shared
 from cutaway.cli.prompts import answer_file, check_many, many
 from cutaway.cli.sampling import as_dict, generate, note_end, stats_line, stream, times, token_text
 from cutaway.cli.text import counted, safe, table, visible
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 @searching
 @forming
 @guessing
+@kv_dtype
 @click.option("--logprobs", type=COUNT, metavar="K", help="Log-probabilities of the chosen and the K best tokens.")
 @click.option("--echo", is_flag=True, help="Print the prompt first, with --logprobs its tokens' too.")
 @many

@@ -196,7 +196,7 @@ class Run:
         capacity = max(len(row.prompt) + min(row.max_tokens, 256) for row in self.rows)
         steady = self._sampling.deterministic
         source = None if self._sources is None else read_sources(self._model, self._sources, steady=steady)
-        return Session(self._model, len(self._prompts), capacity, source, steady)
+        return Session(self._model, len(self._prompts), capacity, source, steady, self._sampling.kv_dtype)
 
     def _decoder(self, tokenizer: Tokenizer) -> DecodeStream:
         """An answer goes on from its prompt; to a source it is a text of its own, perhaps in another vocabulary."""

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
+from cutaway.cache import check_kv_dtype
 from cutaway.errors import RequestError
 from cutaway.generation.checks import check_ids, flag, number, tokens, whole
 from cutaway.generation.constrain import constraint_of
@@ -90,6 +91,7 @@ def resolve(own: GenerationSettings, vocab_size: int, **options: Unpack[Options]
         ),
         early_stopping=_early(_or(given("early_stopping"), own.early_stopping)),
         deterministic=flag("deterministic", given("deterministic", DEFAULTS["deterministic"])),
+        kv_dtype=check_kv_dtype(given("kv_dtype")),
         renormalize=own.renormalize,
         constraint=constraint,
     )

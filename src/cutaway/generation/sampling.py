@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from cutaway.cache import KvDtype
 from cutaway.generation import logits as steps
 from cutaway.generation.constrain import Constraint
 from cutaway.generation.rules import Rules
@@ -23,6 +24,7 @@ class Sampling:
             room for one.
         bad_words: forbidden texts, which only a tokenizer can turn into the ids that ``rules`` has.
         constraint: the form of the answer, which masks logits after all of ``changed`` and before the temperature.
+        kv_dtype: a smaller type to keep keys and values in.
         renormalize: beams add up log-probabilities of the tokens that the rules leave, made to sum to one again.
     """
 
@@ -49,6 +51,7 @@ class Sampling:
     length_penalty: float = 1.0
     early_stopping: bool | str = False
     deterministic: bool = False
+    kv_dtype: KvDtype | None = None
     renormalize: bool = False
     constraint: Constraint | None = None
 

@@ -26,6 +26,7 @@ from cutaway.models import Transformer
 
 FORMAT = "cutaway session"
 VERSION = "1"
+_BOTH = ("True", "False")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Saved:
         tokens: of each row.
         steady: whether it was a steady session.
         kv_dtype: in which smaller type its keys and values are.
+        paged: whether they are in pages.
         source: what an encoder has read for each row.
         state: of the cache.
     """
@@ -43,6 +45,7 @@ class Saved:
     tokens: list[list[int]]
     steady: bool
     kv_dtype: KvDtype | None
+    paged: bool
     source: Source | None
     state: dict[str, Tensor]
 
@@ -54,13 +57,15 @@ class Saved:
             ResourceError: there is too little memory.
         """
         try:
+            # Before room is made for them.
+            lengths = take(self.state, "lengths", torch.long, (len(self.tokens),)).tolist()
+            if any(n > len(row) for n, row in zip(lengths, self.tokens, strict=True)):
+                raise FormatError("keys of more tokens than there are", field="cache.lengths")
             cache.restore(self.state)
         except CutawayError as error:
             raise error.at(path) from error
         except RuntimeError as error:  # what torch says of memory that there is none of
             raise ResourceError("does not fit into memory", path=path) from error
-        if any(n > len(row) for n, row in zip(cache.lengths, self.tokens, strict=True)):
-            raise FormatError("keys of more tokens than there are", path=path, field="cache.lengths")
 
 
 def write(
@@ -70,6 +75,7 @@ def write(
     cache: StoredCache,
     steady: bool,
     kv_dtype: KvDtype | None,
+    paged: bool,
 ) -> None:
     """Write a session, so that ``path`` is the old file or the whole new one at every moment."""
     tensors = {
@@ -80,7 +86,7 @@ def write(
     if cache.source is not None:
         tensors |= within("source", cache.source.state())
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = {"steady": str(steady), "kv_dtype": str(kv_dtype), **_fingerprint(model)}
+    metadata = {"steady": str(steady), "kv_dtype": str(kv_dtype), "paged": str(paged), **_fingerprint(model)}
     sweep(Path(os.path.realpath(path)).parent)  # what a killed writer left, an hour ago or more
     save_safetensors(path, tensors, {**metadata, "sha256": _digest(metadata, tensors)})
 
@@ -100,7 +106,7 @@ def read(path: StrPath, model: Transformer) -> Saved:
         tensors = {name: file.read(name) for name in file.names()}
     if stated != _digest(metadata, tensors):
         raise FormatError("was changed since it was written", path=path, field="sha256")
-    for key, values in (("steady", ("True", "False")), ("kv_dtype", ("None", "int8"))):
+    for key, values in (("steady", _BOTH), ("kv_dtype", ("None", "int8")), ("paged", _BOTH)):
         if metadata.get(key) not in values:
             raise FormatError("unknown value", path=path, field=key, expected=values, got=metadata.get(key))
     try:
@@ -112,7 +118,7 @@ def read(path: StrPath, model: Transformer) -> Saved:
     except CutawayError as error:
         raise error.at(path) from error
     kv_dtype: KvDtype | None = "int8" if metadata["kv_dtype"] == "int8" else None
-    return Saved(tokens, metadata["steady"] == "True", kv_dtype, source, state)
+    return Saved(tokens, metadata["steady"] == "True", kv_dtype, metadata["paged"] == "True", source, state)
 
 
 def _tokens(tensors: Mapping[str, Tensor], vocab_size: int) -> list[list[int]]:

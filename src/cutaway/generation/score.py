@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import torch
 
-from cutaway.cache import Source
+from cutaway.cache import KvDtype, Source, check_kv_dtype
 from cutaway.errors import RequestError
 from cutaway.generation.checks import check_ids, whole
 from cutaway.generation.inputs import plain
@@ -49,29 +49,45 @@ class Score:
         return cls(tokens, [None if entry is None else entry.logprob for entry in entries], best if top else None)
 
 
-def score(voice: Voice, text: Text, target: Text | None = None, *, top: int = 0, deterministic: bool = False) -> Score:
+def score(
+    voice: Voice,
+    text: Text,
+    target: Text | None = None,
+    *,
+    top: int = 0,
+    deterministic: bool = False,
+    kv_dtype: KvDtype | None = None,
+) -> Score:
     """See ``Model.score``."""
     voice.must_generate()
     model = voice.model
     whole("top", top, 0)
+    check_kv_dtype(kv_dtype)
     ids = voice.ids(text, "text")
     if (target is None) is not (model.spec.source is None):
         what = "an encoder–decoder scores a target for a source, other models score one text"
         raise RequestError(what, field="target", got=target)
     if target is None:
-        return Score.of(ids, score_ids(model, ids, top=top, steady=deterministic), top)
+        return Score.of(ids, score_ids(model, ids, top=top, steady=deterministic, kv_dtype=kv_dtype), top)
     if isinstance(target, str):
         mine = voice.cutter("target").target.encode(target)
     else:
         mine = check_ids(plain(target), model.spec.vocab_size, "target")
     source = read_sources(model, [ids], steady=deterministic)
-    entries = score_ids(model, [*voice.start(), *mine], source, top=top, steady=deterministic)
+    whole_target = [*voice.start(), *mine]
+    entries = score_ids(model, whole_target, source, top=top, steady=deterministic, kv_dtype=kv_dtype)
     return Score.of(mine, entries[1:], top)
 
 
 @torch.no_grad()
 def score_ids(
-    model: Transformer, ids: Sequence[int], source: Source | None = None, *, top: int = 0, steady: bool = False
+    model: Transformer,
+    ids: Sequence[int],
+    source: Source | None = None,
+    *,
+    top: int = 0,
+    steady: bool = False,
+    kv_dtype: KvDtype | None = None,
 ) -> list[TokenLogprob | None]:
     """Log-probability of each token given those before it; None for the first, which has nothing before it.
 
@@ -81,6 +97,7 @@ def score_ids(
         source: what an encoder–decoder's encoder has read.
         top: how many of the likeliest tokens to report at each place.
         steady: the bits that a token has in any company: see ``generation.steady``.
+        kv_dtype: a smaller type that keys and values go through, as they do where they are kept in it.
 
     Raises:
         RequestError: steady, where that cannot be kept.
@@ -90,5 +107,9 @@ def score_ids(
     ids = check_ids(ids, model.spec.vocab_size)
     check_length(model, len(ids), "prompt")
     table, positions = pad([ids], multiple=ROWS if steady else 1)
-    hidden = model.hidden(table, positions, source=source, how="steady" if steady else None)[0, : len(ids) - 1]
-    return [None, *read_logprobs(model, hidden, ids[1:], top, steady=steady)]
+    cache = None
+    if kv_dtype is not None:
+        cache = model.new_cache(1, len(ids), sliding=False, source=source, kv_dtype=kv_dtype)
+    own = source if cache is None else None  # a cache has it
+    hidden = model.hidden(table, positions, cache=cache, source=own, how="steady" if steady else None)
+    return [None, *read_logprobs(model, hidden[0, : len(ids) - 1], ids[1:], top, steady=steady)]

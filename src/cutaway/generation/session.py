@@ -31,7 +31,6 @@ class Session:
 
     The cache may hold less of a row than ``tokens`` does: after a rewind past what a ring kept, or a pass that
     broke off. What it lacks is read again, without a tap, before the next tokens.
-
     Args:
         model: what reads.
         batch: rows.
@@ -39,10 +38,14 @@ class Session:
         source: of an encoder–decoder, what its encoder has read for each row.
         steady: the same bits for a row in any company and any pieces: see ``generation.steady``.
         kv_dtype: ``"int8"`` keeps keys and values in eight bits; see ``cache.new_cache``.
+        paged: keep them in pages that rows share, for one thread at a time. A row then takes over what another has
+            read of the same beginning.
+        most_pages: of 16 tokens each, that all rows and their forks may hold; None for no bound.
 
     Attributes:
         tokens: what each row has read.
         between: called before each pass, of which a long prompt has several; what it raises breaks off.
+        adopted: how many tokens each row took over last, rather than read.
     """
 
     def __init__(
@@ -53,14 +56,31 @@ class Session:
         source: Source | None = None,
         steady: bool = False,
         kv_dtype: KvDtype | None = None,
+        paged: bool = False,
+        most_pages: int | None = None,
     ) -> None:
         self._model = model
         self._steady = steady
         self._kv_dtype = kv_dtype
+        self._paged = paged
         # A ring's slots are out of order, and a sum's order is what steadiness is about.
-        self._cache = model.new_cache(batch, capacity, sliding=not steady, source=source, kv_dtype=kv_dtype)
+        self._cache = model.new_cache(
+            batch,
+            capacity,
+            sliding=not steady,
+            source=source,
+            kv_dtype=kv_dtype,
+            paged=paged,
+            most_pages=most_pages,
+        )
         self.tokens: list[list[int]] = [[] for _ in range(batch)]
         self.between: Callable[[], None] | None = None
+        self.adopted = [0] * batch
+
+    @property
+    def free_pages(self) -> int | None:
+        """Pages that rows may still take; None where there is no bound."""
+        return self._cache.free_pages
 
     @torch.no_grad()
     def feed(self, rows: Sequence[Sequence[int]], tap: Tap | None = None, seen: Seen | None = None) -> Tensor:
@@ -78,6 +98,7 @@ class Session:
 
         Raises:
             ContextExceeded: a row would outgrow a learned table of positions.
+            ResourceError: there are not so many pages; the session is as it was before.
         """
         return self._extend(rows, tap, seen, each=False)
 
@@ -98,11 +119,14 @@ class Session:
         """Read, and give logits after each row's last token ([batch, vocab]) or after each new one ([new, vocab])."""
         before = [len(held) for held in self.tokens]
         check_length(self._model, max(n + len(new) for n, new in zip(before, rows, strict=True)))
+        self.adopted = [0] * len(before)
         try:
+            watched = tap is not None or seen is not None or each  # by somebody who is to see every token
+            rest = self._adopt(rows) if self._paged and not watched else rows
             behind = [held[n:] for held, n in zip(self.tokens, self._cache.lengths, strict=True)]
             if any(behind):
                 self._read(behind, None, None)
-            found = self._read_each(rows) if each else self._read(rows, tap, seen)
+            found = self._read_each(rest) if each else self._read(rest, tap, seen)
             logits = (
                 unembedded(self._model, found, tap) if self._steady else self._model.unembed(found[:, None], tap)[:, 0]
             )
@@ -119,6 +143,22 @@ class Session:
         """Keep these rows, in this order; a row may be taken twice."""
         self._cache.select(list(rows))
         self.tokens = [list(self.tokens[row]) for row in rows]
+        self.adopted = [0] * len(self.tokens)
+
+    def join(self, rows: int = 1, salt: bytes = b"") -> None:
+        """More rows, empty, after these; a row leaves by :meth:`select`. Among pages neither copies another row.
+
+        Args:
+            rows: how many.
+            salt: of a paged session: they take over only what rows of the same salt have read. Rows that a session
+                begins with have none.
+
+        Raises:
+            RequestError: rows have a source, which new ones would lack.
+        """
+        self._cache.join(rows, salt)
+        self.tokens += [[] for _ in range(rows)]
+        self.adopted += [0] * rows
 
     def fork(self, rows: Sequence[int] | None = None) -> Session:
         """A session of its own with these rows, or all: what either reads from here on, the other does not see.
@@ -136,6 +176,7 @@ class Session:
         other = copy(self)
         other._cache = self._cache.fork(chosen)
         other.tokens = [list(self.tokens[row]) for row in chosen]
+        other.adopted = [0] * len(chosen)
         return other
 
     def reuse(self, rows: Sequence[Sequence[int]]) -> list[int]:
@@ -166,7 +207,7 @@ class Session:
         """
         if not self.tokens:
             raise RequestError("there are no rows to save", field="session", path=path)
-        saved.write(path, self._model, self.tokens, self._cache, self._steady, self._kv_dtype)
+        saved.write(path, self._model, self.tokens, self._cache, self._steady, self._kv_dtype, self._paged)
 
     @classmethod
     def load(cls, model: Transformer, path: StrPath) -> Session:
@@ -183,7 +224,7 @@ class Session:
             ResourceError: there is too little memory.
         """
         found = saved.read(path, model)
-        session = cls(model, len(found.tokens), 1, found.source, found.steady, found.kv_dtype)
+        session = cls(model, len(found.tokens), 1, found.source, found.steady, found.kv_dtype, found.paged)
         found.fill(session._cache, path)
         session.tokens = found.tokens
         return session
@@ -245,7 +286,19 @@ class Session:
             reach = positions + 1 if one_by_one else lengths
             how: How | None = "steady" if self._steady else None
             hidden = model.hidden(ids, positions, cache=self._cache, tap=tap, lengths=reach, how=how)
+            if tap is None:  # an edit makes keys and values that are not the model's own
+                self._cache.note(pieces)
             yield hidden, torch.tensor([len(piece) for piece in pieces], device=model.device)
+
+    def _adopt(self, rows: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+        """Take over what others have read of these rows' texts, all but a last token; what is left of the new ones."""
+        rest = list(rows)
+        for row, (held, new, n) in enumerate(zip(self.tokens, rows, self._cache.lengths, strict=True)):
+            if new and len(held) + len(new) - 1 > n:
+                found = self._cache.adopt(row, [*held, *new[:-1]])
+                rest[row] = new[max(0, found - len(held)) :]
+                self.adopted[row] = found - n
+        return rest
 
 
 def _shared(one: Sequence[int], two: Sequence[int]) -> int:

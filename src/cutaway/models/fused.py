@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from cutaway.cache import Cache, LayerView, MaskPlan, StoredCache
 from cutaway.cache.passing import PassingView
-from cutaway.cache.slots import SlotView
+from cutaway.cache.slots import Slots, SlotView
 from cutaway.kernels import NativeLibrary
 from cutaway.kernels import layout as c
 from cutaway.models.laid_out import LaidOut, laid_out_norm, why_not
@@ -170,8 +170,7 @@ class FusedStack:
         groups = Groups(tokens)
         for i in self._kept.first:  # of each group, in their order
             given = inputs(i)
-            assert isinstance(given.view, SlotView)
-            groups.add(given.view.plan, given.view.slots, given.rotary)
+            groups.add(given.view.plan, _slots(given.view), given.rotary)
         return self._call(x, self._kept.layers, groups, tokens, last=True)
 
     def _run(
@@ -193,7 +192,7 @@ class FusedStack:
             layer.block = pointer(laid.struct)
             view = given.view
             if isinstance(view, SlotView):
-                k, v, slots = view.k, view.v, view.slots
+                k, v, slots = view.k, view.v, _slots(view)
             else:  # nothing is remembered: one layer's keys and values may lie over another's
                 if _sizes(laid) not in scratch:
                     scratch[_sizes(laid)] = _empty(laid, tokens)
@@ -252,8 +251,15 @@ class FusedStack:
 def _is_direct(view: LayerView) -> bool:
     """Whether keys and values are read from where they are written, as they are."""
     if isinstance(view, SlotView):
-        return not view.join and view.k.dtype is torch.float32
+        return isinstance(view.places, Slots) and not view.places.join and view.k.dtype is torch.float32
     return isinstance(view, PassingView)
+
+
+def _slots(view: LayerView) -> Tensor:
+    """Where a view that is direct writes."""
+    assert isinstance(view, SlotView)
+    assert isinstance(view.places, Slots)
+    return view.places.slots
 
 
 def _sizes(laid: LaidOut) -> tuple[int, int]:

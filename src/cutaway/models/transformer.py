@@ -231,17 +231,20 @@ class Transformer(nn.Module):
         sliding: bool = True,
         source: Source | None = None,
         kv_dtype: KvDtype | None = None,
+        paged: bool = False,
+        most_pages: int | None = None,
     ) -> StoredCache:
         """An empty cache for the decoder. See :func:`cutaway.cache.new_cache`.
 
         Raises:
-            RequestError: there is no decoder, it needs a source of as many rows, or there is no such ``kv_dtype``.
+            RequestError: there is no decoder, it needs a source of as many rows, or that function refuses.
         """
         if self.spec.main != "decoder":
             raise RequestError("an encoder reads a text at once and keeps no cache", field="cache")
         self._check_source(source, batch)
-        made = partial(new_cache, self.spec.decoder, dtype=self.dtype, device=self.device)
-        return made(batch=batch, capacity=capacity, sliding=sliding, source=source, kv_dtype=kv_dtype)
+        made = partial(new_cache, self.spec.decoder, dtype=self.dtype, device=self.device, source=source)
+        made = partial(made, batch=batch, capacity=capacity, sliding=sliding, kv_dtype=kv_dtype)
+        return made(paged=paged, most_pages=most_pages)
 
     def compile_blocks(self, enabled: bool = True, **options: Any) -> None:
         """Run the blocks through ``torch.compile`` from now on, or no longer: see :func:`models.ways.compiled`."""
