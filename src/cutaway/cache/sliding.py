@@ -62,7 +62,7 @@ class SlidingStore:
     @property
     def memory(self) -> Buffers | None:
         """The buffers, where keys and values are read as they lie there."""
-        return self._buffers if self._buffers.plain and not self._join else None
+        return self._buffers if self._buffers.plain and not self._slots.join else None
 
     def reserve(self, fresh: Tensor) -> None:
         """A ring has all the room that it will have."""
