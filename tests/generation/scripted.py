@@ -18,7 +18,7 @@ VOCAB = 300
 
 
 @dataclass
-class _Spec:
+class Spec:
     vocab_size: int = VOCAB
     d_model: int = 1
     max_positions: int = 10_000
@@ -46,7 +46,7 @@ class Scripted:
     """After token n of a text comes ``script[n]``: the first entries stand where the prompt is."""
 
     script: Sequence[int]
-    spec: _Spec = field(default_factory=_Spec)
+    spec: Spec = field(default_factory=Spec)
     dtype = torch.float32
     device = torch.device("cpu")
     warned_length: bool = False
@@ -60,7 +60,7 @@ class Scripted:
 
     def unembed(self, x: Tensor, tap: Any = None) -> Tensor:
         said = torch.tensor(self.script)[x[..., 0].long().clamp(0, len(self.script) - 1)]
-        return torch.nn.functional.one_hot(said, VOCAB).float() * 9
+        return torch.zeros(*said.shape, self.spec.vocab_size).scatter_(-1, said[..., None], 9.0)
 
 
 @dataclass

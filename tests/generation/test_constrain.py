@@ -10,6 +10,7 @@ import sys
 import time
 import weakref
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,14 @@ import tokenizers
 from cutaway.errors import RequestError
 from cutaway.generation import token_bytes
 from cutaway.generation.constrain import Constraint, Guides, mask
-from cutaway.generation.generate import Generation
+from cutaway.generation.generate import Generation, Run
+from cutaway.generation.params import resolve
 from cutaway.model import Model
 from cutaway.spec import GenerationSettings
 from cutaway.tokenizers.load import from_folder
 from cutaway.tokenizers.tokenizer import Tokenizer
+from tests.generation.schemas import check_schemas
+from tests.generation.scripted import Scripted, Spec
 from tests.reference import tiny_seq2seq
 
 CORPUS = ['{"name": "value", "list": [1, 2.5, true, false, null]}', "yes no maybe the cat sat on the mat"] * 4
@@ -71,90 +75,55 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def schema_of(source: random.Random, depth: int = 0) -> dict[str, Any]:
-    """A random schema whose answers end by themselves."""
-    kinds = ["string", "pattern", "integer", "boolean", "null", "enum", "const", "any"]
-    kind = source.choice(kinds + ["object", "array"] * (4 if depth < 1 else 1) if depth < 3 else kinds)
-    if kind == "object":
-        names = source.sample(["a", "b c", 'q"', "é", "🙂", "long_name", ""], source.randint(0, 4))
-        properties = {name: schema_of(source, depth + 1) for name in names}
-        required = source.sample(names, source.randint(0, len(names)))
-        return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-    if kind == "array":
-        low = source.randint(0, 2)
-        high = low + source.randint(0, 2)
-        return {"type": "array", "items": schema_of(source, depth + 1), "minItems": low, "maxItems": high}
-    if kind == "string":
-        low = source.randint(0, 3)
-        return {"type": "string", "minLength": low, "maxLength": low + source.randint(0, 5)}
-    if kind == "integer":
-        low = source.randint(-200, 100)
-        return {"type": "integer", "minimum": low, "maximum": low + source.randint(0, 5000)}
-    if kind == "any":
-        return {"anyOf": [schema_of(source, depth + 1), schema_of(source, depth + 1)]}
-    return {
-        "pattern": {"type": "string", "pattern": "^[a-f]{2,5}-[0-9]{1,3}$"},
-        "enum": {"enum": source.sample(["x", 'y"z', 3, None, True, "é\n", 2.5], 3)},
-        "const": {"const": source.choice(["k", 7, ["a", 1]])},
-    }.get(kind, {"type": kind})
+class Noise(Scripted):
+    """Says anything, and quickly: there are two hundred answers to write."""
+
+    def unembed(self, x: torch.Tensor, tap: Any = None) -> torch.Tensor:
+        place = int(x.max())
+        noise = torch.randn(x.shape[0], self.spec.vocab_size, generator=torch.Generator().manual_seed(place))
+        return noise[:, None]
 
 
-def valid(value: Any, schema: dict[str, Any]) -> bool:
-    """The part of JSON Schema that ``schema_of`` uses."""
-    if "anyOf" in schema:
-        return any(valid(value, one) for one in schema["anyOf"])
-    if "enum" in schema:
-        return any(type(value) is type(one) and value == one for one in schema["enum"])
-    if "const" in schema:
-        return bool(value == schema["const"])
-    match schema["type"]:
-        case "object":
-            names = schema["properties"]
-            fits = isinstance(value, dict) and set(schema["required"]) <= set(value) <= set(names)
-            return fits and all(valid(one, names[name]) for name, one in value.items())
-        case "array":
-            fits = isinstance(value, list) and schema["minItems"] <= len(value) <= schema["maxItems"]
-            return fits and all(valid(one, schema["items"]) for one in value)
-        case "string":
-            fits = isinstance(value, str) and schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", 99)
-            return fits and re.search(schema.get("pattern", ""), value) is not None
-        case "integer":
-            return type(value) is int and schema["minimum"] <= value <= schema["maximum"]
-        case "boolean":
-            return isinstance(value, bool)
-        case _:
-            return value is None
+def noise(model: Model, schema: dict[str, Any], seed: int) -> Generation:
+    """What noise says in a model's vocabulary."""
+    size = model.spec.vocab_size
+    says: Any = Noise([0], spec=Spec(vocab_size=size))
+    sampling = resolve(model.settings, size, schema=schema, temperature=1.0, seed=seed, max_tokens=400)
+    run = Run(says, model.tokenizer, [[3, 4, 5]], sampling)
+    for _ in run:
+        pass
+    return run.results()[0]
 
 
-def check_schemas(model: Model, count: int, seed: int) -> tuple[int, int]:
-    """Random schemas, drawn answers; (finished, all). Every finished one is valid."""
-    source, finished = random.Random(seed), 0
-    for number in range(count):
-        schema = schema_of(source)
-        answer = model.generate("x", schema=schema, temperature=1.0, seed=number, max_tokens=300)
-        if answer.finish_reason == "stop":
-            finished += 1
-            assert valid(json.loads(answer.text), schema), (answer.text, schema)
-    return finished, count
+def drawn(model: Model, schema: dict[str, Any], seed: int) -> Generation:
+    """What the model itself says."""
+    found: Generation = model.generate("x", schema=schema, temperature=1.0, seed=seed, max_tokens=300)
+    return found
 
 
 def test_every_finished_answer_is_valid(model: Model) -> None:
-    finished, count = check_schemas(model, 40, 0)
-    print(f"\n{finished} of {count} finished")
-    assert finished > 0.8 * count
+    """Must show 5: two hundred schemas, each larger than those before."""
+    assert check_schemas(partial(noise, model), 200, 0) > 180
 
 
 @pytest.mark.real
-def test_with_smollm2s_vocabulary(smollm2_path: Path) -> None:
+def test_smollm2(smollm2_path: Path) -> None:
     real = cutaway.load(smollm2_path)
-    assert real.tokenizer is not None
-    finished, count = check_schemas(over(real.tokenizer, rows=real.spec.vocab_size), 40, 1)
-    print(f"\n{finished} of {count} finished")
-    assert finished > 0.8 * count
     wants = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     answer = real.generate("Name a city as JSON.", schema=wants, temperature=0, max_tokens=60)
     assert answer.finish_reason == "stop"
     assert isinstance(json.loads(answer.text)["city"], str)
+    assert check_schemas(partial(noise, real), 6, 1) >= 4
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_smollm2_two_hundred(smollm2_path: Path) -> None:
+    """By noise, whose text is wilder than a model's, and some by the model."""
+    real = cutaway.load(smollm2_path)
+    assert check_schemas(partial(noise, real), 200, 2) > 150
+    assert check_schemas(partial(drawn, real), 15, 3) > 10
 
 
 @pytest.mark.parametrize("name", ["llama2", "gemma3", "qwen3"])
@@ -163,8 +132,7 @@ def test_other_vocabularies(name: str, real_tokenizer: Any) -> None:
     tokenizer = from_folder(real_tokenizer(name))
     assert tokenizer is not None
     model = over(tokenizer)
-    finished, _ = check_schemas(model, 6, 2)
-    assert finished >= 4
+    assert check_schemas(partial(drawn, model), 6, 2) >= 4
     answer = model.generate("x", choices=[" a cat", "eine Käsefondue 🙂"], temperature=1.0, seed=2)
     assert answer.text in (" a cat", "eine Käsefondue 🙂")
 

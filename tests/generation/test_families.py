@@ -9,19 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from cutaway.cache import build
 from cutaway.errors import ContextExceeded
-from cutaway.generation.generate import Generation
-from cutaway.generation.logits import uniform
 from cutaway.model import Model
-from cutaway.models import Transformer
+from tests.generation.company import same, uncached
 from tests.generation.scripted import Bytes
 from tests.generation.sweep import FEW, families
 from tests.reference import tiny
 
-NEAR_TIE = 1e-3
 LENGTHS = (1, 40, 7)
 MORE = 9
 
@@ -43,35 +39,6 @@ def model_of(name: str) -> Model:
 
 def prompts() -> list[list[int]]:
     return [tiny.ids(n, seed=n).tolist() for n in LENGTHS]
-
-
-@torch.no_grad()
-def uncached(model: Transformer, ids: list[int]) -> Tensor:
-    return model(torch.tensor([ids]))[0].float()
-
-
-def same(model: Model, prompt: list[int], one: Generation, other: Generation, drawn: int | None = None) -> int:
-    """The house's rule: the same tokens, but that a tie nearer than 1e-3 may fall either way. Gives the ties.
-
-    Where tokens are drawn from the plain softmax (with the seed ``drawn``), a tie is a draw on the edge between two.
-    """
-    for place, (a, b) in enumerate(zip(one.tokens, other.tokens, strict=False)):
-        if a != b:
-            logits = uncached(model.transformer, prompt + one.tokens[:place])[-1]
-            if drawn is not None:
-                edges = logits.double().softmax(-1).cumsum(-1)
-                off = float((edges - uniform(drawn, 0, len(prompt) + place)).abs().min())
-                # Logits of a batch and of its rows differ by up to 4e-5, and running sums by a part of that.
-                assert off < 1e-5, (place, one.tokens, other.tokens)
-                print(f"a draw at token {place}: {off:.1e} from an edge")
-                return 1
-            best = logits.topk(2).values
-            assert best[0] - best[1] < NEAR_TIE, (place, one.tokens, other.tokens)
-            print(f"near-tie at token {place}: {float(best[0] - best[1]):.1e} apart")
-            return 1
-    assert len(one.tokens) == len(other.tokens)
-    assert one.finish_reason == other.finish_reason
-    return 0
 
 
 @pytest.mark.parametrize("name", tiny.FAMILIES)

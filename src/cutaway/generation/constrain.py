@@ -10,8 +10,10 @@ llguidance (github.com/guidance-ai/llguidance, an extra) does the parsing, and i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any, final
 
@@ -21,6 +23,7 @@ from torch import Tensor
 
 from cutaway.errors import CutawayError, RequestError
 from cutaway.formats.strict_json import parse_json
+from cutaway.generation.bounds import check_grammar, check_regex, check_schema, with_room
 from cutaway.generation.logits import NEVER
 from cutaway.generation.token_bytes import vocabulary
 from cutaway.tokenizers.tokenizer import Tokenizer
@@ -66,6 +69,8 @@ def constraint_of(schema: object, regex: object, grammar: object, choices: objec
         raise RequestError("holds half a character (a lone surrogate)", field=kind) from error
     if size > LIMIT:
         raise RequestError("is too large", field=kind, expected=f"at most {LIMIT} bytes", got=size)
+    if kind in ("regex", "grammar"):
+        (check_regex if kind == "regex" else check_grammar)(text)
     return Constraint(kind, text)
 
 
@@ -83,6 +88,7 @@ def _schema(schema: object) -> str:
         return "{}"
     if not isinstance(tree, dict):
         raise RequestError("not a schema", field="schema", expected="a JSON object", got=tree)
+    check_schema(tree)
     return text
 
 
@@ -119,7 +125,8 @@ class Guide:
         Raises:
             RequestError: none, or it takes too much work to tell.
         """
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        with _no_panic(self._kind):
+            bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if self._matcher.is_error():
             raise _failed(self._matcher, self._kind, "cannot go on")
         return torch.from_numpy(np.unpackbits(bits, bitorder="little")[:size].astype(bool))
@@ -132,8 +139,9 @@ class Guide:
         """
         if token in self._ends:
             return True
-        if not self._matcher.consume_token(token):
-            raise _failed(self._matcher, self._kind, "cannot go on")
+        with _no_panic(self._kind):
+            if not self._matcher.consume_token(token):
+                raise _failed(self._matcher, self._kind, "cannot go on")
         return bool(self._matcher.is_stopped())
 
 
@@ -172,7 +180,11 @@ class Guides:
         self._kind, self._ends = constraint.kind, ends
         limits = library.LLParserLimits(max_lexer_states=MOST_STATES, verbose_errors=False)
         words = vocabulary(library, tokenizer, vocab_size, ends)
-        self._first = library.LLMatcher(words, _compiled(library, constraint), log_level=0, limits=limits)
+        make = partial(library.LLMatcher, words, log_level=0, limits=limits)
+        with _no_panic(self._kind):
+            self._first = with_room(lambda: make(_compiled(library, constraint)))
+            if not self._first.is_error():
+                self._first.compute_bitmask()  # or a form that no text has would be found out by the model's first step
         if self._first.is_error():
             raise _failed(self._first, self._kind, "cannot be used")
 
@@ -199,6 +211,19 @@ def _compiled(library: ModuleType, constraint: Constraint) -> str:
     return str((make.grammar_from_lark if constraint.kind == "grammar" else make.grammar_from_regex)(constraint.text))
 
 
+@contextmanager
+def _no_panic(kind: str) -> Iterator[None]:
+    """A panic of llguidance's is no Exception, and would go past everybody who catches those."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RequestError("llguidance broke down over it", field=kind) from error
+
+
 def _failed(matcher: Any, kind: str, what: str) -> RequestError:
+    if "NoExtensionBias" in matcher.get_error():
+        return RequestError("no text has this form", field=kind)
     said = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
     return RequestError(f"{what}: {said[:LONGEST]}", field=kind)

@@ -48,8 +48,9 @@ def logit_bias(logits: Tensor, bias: Mapping[int, float]) -> Tensor:
 
 
 def temperature(logits: Tensor, value: float) -> Tensor:
-    """Sharpen (< 1) or flatten (> 1). The best is moved to 0 first, so that no division overflows."""
-    return (logits - logits.amax(-1, keepdim=True)) / max(value, 1e-30)
+    """Sharpen (< 1) or flatten (> 1). The best is moved to 0 first, in fp64, so that no division overflows."""
+    x = logits.double()
+    return ((x - x.amax(-1, keepdim=True)) / value).float()
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:
@@ -68,8 +69,10 @@ def top_p(logits: Tensor, p: float) -> Tensor:
     for row, probabilities in enumerate(logits.softmax(-1)):
         # Those below an equal share of 1 − p go in any case; mostly so few are left that sorting them costs nothing.
         index = (probabilities > 0.999 * (1 - p) / len(probabilities)).nonzero()[:, 0]
-        ordered, place = probabilities[index].sort(descending=True, stable=True)  # of equals, the first is kept
-        before = ordered.double().cumsum(0) - ordered
+        # By logits, of which two may have one probability; of equals, the first is kept.
+        place = logits[row, index].argsort(descending=True, stable=True)
+        ordered = probabilities[index][place].double()
+        before = ordered.cumsum(0) - ordered
         kept = index[place[: max(1, int((before < p).sum()))]]
         out[row, kept] = logits[row, kept]
     return out
