@@ -12,7 +12,8 @@ from torch import Tensor
 
 from cutaway.cache import StoredCache, build, pages, sharing
 from cutaway.errors import RequestError, ResourceError
-from cutaway.generation.session import Session, read_sources
+from cutaway.generation.reading import read_sources
+from cutaway.generation.session import Session
 from cutaway.inspection import Recorder
 from cutaway.models import Transformer
 

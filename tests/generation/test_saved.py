@@ -20,7 +20,8 @@ from cutaway.cache import build, pages
 from cutaway.errors import CutawayError, FormatError, RequestError, ResumeMismatch, ShapeMismatch, TruncatedError
 from cutaway.formats.safetensors import SafetensorsFile
 from cutaway.generation import saved
-from cutaway.generation.session import Session, read_sources
+from cutaway.generation.reading import read_sources
+from cutaway.generation.session import Session
 from cutaway.models import Transformer
 from tests.generation.sweep import FEW, families
 from tests.reference import tiny, tiny_seq2seq

@@ -29,11 +29,11 @@ from cutaway.generation.checks import flag, whole
 from cutaway.generation.options import Options
 from cutaway.generation.progress import Report, Tally, meter
 from cutaway.generation.prompt_file import Line, PromptFile, with_line
+from cutaway.generation.reading import check_length
 from cutaway.generation.report import as_plain
 from cutaway.generation.result import Generation, Usage
 from cutaway.generation.run_record import RunRecord
 from cutaway.generation.sampling import Sampling
-from cutaway.generation.session import check_length
 from cutaway.generation.voice import Voice
 
 WINDOW = 4  # batches whose prompts are sorted by length together

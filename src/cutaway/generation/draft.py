@@ -12,8 +12,9 @@ from torch import Tensor
 from cutaway.errors import RequestError
 from cutaway.generation.constrain import Guide, mask
 from cutaway.generation.logits import check_finite
+from cutaway.generation.reading import read_sources
 from cutaway.generation.sampling import Sampling
-from cutaway.generation.session import Session, read_sources
+from cutaway.generation.session import Session
 from cutaway.models import Transformer
 
 if TYPE_CHECKING:

@@ -16,10 +16,11 @@ from cutaway.generation.constrain import Guides, mask
 from cutaway.generation.drafting import Drafting
 from cutaway.generation.logprobs import PromptLogprobs, TokenLogprob, token_logprobs
 from cutaway.generation.pace import Pace
+from cutaway.generation.reading import check_length, read_sources
 from cutaway.generation.result import Generation, Timing, Usage
 from cutaway.generation.row import Row
 from cutaway.generation.sampling import Sampling
-from cutaway.generation.session import Session, check_length, read_sources
+from cutaway.generation.session import Session
 from cutaway.generation.speculative import Guesses
 from cutaway.generation.steady import promise
 from cutaway.generation.stop import StopText

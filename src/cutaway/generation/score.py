@@ -13,7 +13,7 @@ from cutaway.errors import RequestError
 from cutaway.generation.checks import check_ids, whole
 from cutaway.generation.inputs import plain
 from cutaway.generation.logprobs import TokenLogprob, read_logprobs
-from cutaway.generation.session import check_length, read_sources
+from cutaway.generation.reading import check_length, read_sources
 from cutaway.generation.steady import promise
 from cutaway.generation.voice import Voice
 from cutaway.models import Transformer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from typing import TypeAlias
@@ -11,9 +10,10 @@ import torch
 from torch import Tensor
 
 from cutaway.cache import KvDtype, Source
-from cutaway.errors import ContextExceeded, RequestError
+from cutaway.errors import RequestError
 from cutaway.formats.files import StrPath
 from cutaway.generation import saved
+from cutaway.generation.reading import check_length
 from cutaway.generation.steady import unembedded
 from cutaway.models import Transformer
 from cutaway.models.batch import pad
@@ -31,6 +31,7 @@ class Session:
 
     The cache may hold less of a row than ``tokens`` does: after a rewind past what a ring kept, or a pass that
     broke off. What it lacks is read again, without a tap, before the next tokens.
+
     Args:
         model: what reads.
         batch: rows.
@@ -304,43 +305,3 @@ class Session:
 def _shared(one: Sequence[int], two: Sequence[int]) -> int:
     """Tokens that both begin with."""
     return next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
-
-
-@torch.no_grad()
-def read_sources(
-    model: Transformer, rows: Sequence[Sequence[int]], tap: Tap | None = None, *, steady: bool = False
-) -> Source:
-    """What an encoder–decoder's encoder makes of several texts, once for all that the decoder will write.
-
-    Args:
-        model: with an encoder.
-        rows: ids of each text.
-        tap: reads or edits what is computed on the way.
-        steady: the same bits for a text in any company.
-
-    Raises:
-        ContextExceeded: a text longer than a learned table of positions.
-    """
-    check_length(model, max(map(len, rows)), "prompt", of_source=True)
-    ids, positions = pad(rows, multiple=ROWS if steady else 1)
-    return model.read(ids, positions, tap=tap, how="steady" if steady else None)
-
-
-def check_length(model: Transformer, longest: int, field: str | None = None, *, of_source: bool = False) -> None:
-    """Refuse what has no position; say, once for each model, that a text is longer than it was trained for.
-
-    Raises:
-        ContextExceeded: longer than a learned table of positions.
-    """
-    limit = model.spec.source_limit if of_source else model.spec.position_limit
-    if limit is not None and longest > limit:
-        raise ContextExceeded(
-            "longer than the model's table of positions", field=field, expected=f"at most {limit} tokens", got=longest
-        )
-    if longest > model.spec.max_positions and not model.warned_length:
-        model.warned_length = True
-        warnings.warn(
-            f"{longest} tokens are more than the {model.spec.max_positions} this model was trained for; "
-            "what it says may get worse from there",
-            stacklevel=4,
-        )

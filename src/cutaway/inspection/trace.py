@@ -12,8 +12,8 @@ from torch import Tensor
 from cutaway.cache import Source
 from cutaway.errors import NameNotFound, RequestError
 from cutaway.generation.checks import check_ids
+from cutaway.generation.reading import check_length, read_sources
 from cutaway.generation.sampling import Sampling
-from cutaway.generation.session import check_length, read_sources
 from cutaway.inspection.record import Edit, Recorder
 from cutaway.models import Transformer
 from cutaway.spec.names import match, tap_names

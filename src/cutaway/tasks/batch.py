@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cutaway.errors import ContextExceeded, RequestError
-from cutaway.generation.session import check_length
+from cutaway.generation.reading import check_length
 from cutaway.models import Transformer
 from cutaway.models.batch import pad
 

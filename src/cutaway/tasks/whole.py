@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from cutaway.errors import RequestError
-from cutaway.generation.session import check_length
+from cutaway.generation.reading import check_length
 from cutaway.models import Transformer
 from cutaway.models.batch import pad
 from cutaway.models.head import Classifier, Head
