@@ -73,8 +73,8 @@ class Chain:
     device = torch.device("cpu")
 
     @property
-    def spec(self) -> _Spec:
-        return _Spec(len(self.table), d_model=len(self.table))
+    def spec(self) -> Spec:
+        return Spec(len(self.table), d_model=len(self.table))
 
     @property
     def dtype(self) -> torch.dtype:
