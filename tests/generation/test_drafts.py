@@ -339,7 +339,7 @@ def test_told_to_stop(talkers: tuple[Model, Model]) -> None:
         pass
     assert passes == 5
     assert run.results()[0].finish_reason is None
-    assert len(run.rows[0].tokens) < 10
+    assert len(run.rows[0].tokens) == 1  # passes of the prompt, of the draft over it, and of three guesses
 
 
 def test_words_that_mean_something_else(tmp_path: Path, talkers: tuple[Model, Model]) -> None:

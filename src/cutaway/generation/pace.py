@@ -50,4 +50,5 @@ class Pace:
         done = self.done
         self.done = Speculation(done.proposed + proposed, done.accepted + accepted, done.passes + 1)
         if proposed:
-            self.width = 2 * self.width + 1 if accepted == proposed else max(FEWEST, accepted + 1)
+            width = 2 * self.width + 1 if accepted == proposed else max(FEWEST, accepted + 1)
+            self.width = min(self.most, width)
