@@ -91,7 +91,7 @@ class Schemas:
     def _number(self, depth: int) -> dict[str, Any]:
         low = self._chance.choice([-1000.5, -1, 0, 0.25, 3.75])
         high = low + self._chance.choice([0.5, 1.25, 100, 12345.5])
-        if self._chance.random() < 0.3:
+        if high >= low + 1 and self._chance.random() < 0.4:  # shorter ones are refused, see bounds.py
             return {"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high}
         return {"type": "number", "minimum": low, "maximum": high}
 

@@ -33,6 +33,9 @@ class Spec:
 class _Cache:
     lengths: list[int]
 
+    def note(self, rows: list[list[int]]) -> None:
+        """What the tokens are makes no difference here."""
+
     def select(self, rows: list[int]) -> None:
         self.lengths = [self.lengths[row] for row in rows]
 

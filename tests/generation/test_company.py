@@ -27,10 +27,11 @@ def made(name: str, folder: Path) -> Model:
 def test_a_few(name: str, tmp_path: Path) -> None:
     """The sweep below in small; bits do differ, or the other half of it, in test_deterministic.py, proves nothing."""
     model = made(name, tmp_path)
+    model.transformer.use_kernels(False)
     found = batches(model, 6, deterministic=False, prompt=nonsense(model), alone=3)
     print(f"\n{name}: {found}")
     assert found.ties <= 1
-    assert found.differ > 0
+    assert found.differ > 0  # by the readable blocks, without padding
 
 
 @pytest.mark.slow
@@ -40,6 +41,7 @@ def test_a_few(name: str, tmp_path: Path) -> None:
 def test_three_hundred(name: str, deterministic: bool, tmp_path: Path) -> None:
     """Four rows of each batch are run alone."""
     model = made(name, tmp_path)
+    model.transformer.use_kernels(deterministic)  # the library's sums know no company, so nothing would differ
     found = batches(model, TRIALS, deterministic=deterministic, prompt=nonsense(model), alone=4)
     print(f"\n{name}, {'deterministic' if deterministic else 'usual'}: {found}")
     assert (found.differ == 0) is deterministic
@@ -52,7 +54,8 @@ def test_three_hundred(name: str, deterministic: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_three_hundred_with_smollm2(smollm2_path: Path, deterministic: bool) -> None:
     """Pieces of texts and random ids, mostly short; one row of each batch is run alone."""
-    model = cutaway.load(smollm2_path)
+    model = cutaway.load(smollm2_path, dtype="float32")
+    model.transformer.use_kernels(deterministic)  # the library's sums know no company, so nothing would differ
     assert model.tokenizer is not None
     texts = [ids for text in PROMPTS if (ids := model.tokenizer.encode(text))]
     random_ids = nonsense(model)

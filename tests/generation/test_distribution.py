@@ -123,20 +123,16 @@ def wanted(method: Method) -> Tensor:
     return x[0].softmax(-1)
 
 
-def handed_on(method: Method) -> Tensor:
-    """The logits that reach the draw. [1, vocab]"""
-    seen: list[Tensor] = []
+def drawn_from(method: Method) -> Tensor:
+    """Ours: the logits that a token is drawn from. [1, vocab]"""
     sampling = resolve(GenerationSettings(), LOGITS.shape[1], **{"temperature": 1.0, "seed": 0, **method.call})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps, "sample", lambda x, keys: seen.append(x) or [0])
-        sampling.choose(LOGITS, IDS[:, :2].tolist(), IDS[:, 2:].tolist(), [0])
-    return seen[0]
+    return sampling.processed(LOGITS, IDS[:, :2].tolist(), IDS[:, 2:].tolist())
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_each_method(name: str, along: Callable[[Tensor], Tensor]) -> None:
     method = METHODS[name]
-    found = chance(along(handed_on(method)), wanted(method) * N)
+    found = chance(along(drawn_from(method)), wanted(method) * N)
     print(f"\n{name}: p = {found:.4f}")
     assert fits(found)
 
@@ -208,8 +204,8 @@ def test_the_check_can_fail(numbers: dict[str, list[float]]) -> None:
     assert fits(chance(drawn(row, u), expected))
     finite = LOGITS[:, [i for i in range(11) if i != 5]]
     level, many = finite[0].double().softmax(-1) * N, torch.zeros(1, 200)
-    hot = handed_on(Method({"temperature": 0.5, "top_p": 0.8}))
-    swapped = handed_on(Method({"temperature": 0.5}))
+    hot = drawn_from(Method({"temperature": 0.5, "top_p": 0.8}))
+    swapped = drawn_from(Method({"temperature": 0.5}))
     swapped = swapped.masked_fill(hf.TopPLogitsWarper(0.8)(IDS, LOGITS) == NEVER, NEVER)
     faults = {
         "one token on": chance(drawn(finite, u).roll(1), level),

@@ -137,12 +137,12 @@ def test_score(name: str) -> None:
 
 
 def test_score_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    import cutaway.generation.score as module
+    import cutaway.generation.logprobs as module
 
     model, ids = model_of("llama"), tiny.ids(33).tolist()
     whole = model.score(ids).logprobs[1:]
     for size in (1, 7, 32, 33):
-        monkeypatch.setattr(module, "CHUNK", size)
+        monkeypatch.setattr(module, "LARGEST", size * model.spec.vocab_size)
         assert model.score(ids).logprobs[1:] == pytest.approx(whole, abs=1e-5)
 
 

@@ -117,6 +117,7 @@ def test_the_same_bits_as_score(model: Model) -> None:
 
     differ = 0
     for deterministic in (True, False):
+        model.transformer.use_kernels(deterministic)  # whose sums know no company in any case
         how = {"max_tokens": 0, "prompt_logprobs": 0, "deterministic": deterministic}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(session, "CHUNK", 4)
@@ -128,6 +129,7 @@ def test_the_same_bits_as_score(model: Model) -> None:
             same = bits(result.prompt_logprobs) == bits(alone.prompt_logprobs) == [struct.pack("<d", x) for x in scored]
             assert same or not deterministic
             differ += not same
+    model.transformer.use_kernels()
     assert differ
 
 

@@ -238,7 +238,7 @@ def test_arguments_that_make_no_sense(name: str, arguments: Any) -> None:
 
 def test_forbidden_texts_are_forbidden_wherever_they_stand() -> None:
     """At a beginning, after a space, and going on: a tokenizer may write each in its own way."""
-    from cutaway.generation.generate import _with_words
+    from cutaway.generation.words import with_words
 
     class Spells:
         def encode(self, text: str, *, bos: bool | None = None, continuation: bool = False) -> list[int]:
@@ -246,8 +246,8 @@ def test_forbidden_texts_are_forbidden_wherever_they_stand() -> None:
             return [ord(c) for c in (text if continuation else "_" + text)]
 
     spells: Any = Spells()
-    found = _with_words(resolve(GenerationSettings(), 64, bad_words=["a", [3]]), spells)
+    found = with_words(resolve(GenerationSettings(), 64, bad_words=["a", [3]]), spells)
     assert found.rules.bad_words == ((3,), (95, 97), (97,), (32, 97))
     with pytest.raises(RequestError, match="tokenizer") as caught:
-        _with_words(resolve(GenerationSettings(), 64, bad_words="a"), None)
+        with_words(resolve(GenerationSettings(), 64, bad_words="a"), None)
     assert caught.value.field == "bad_words"

@@ -28,7 +28,7 @@ from torch import Tensor
 from cutaway.errors import RequestError
 from cutaway.generation import logits as steps
 from cutaway.generation.constrain import Constraint, Guides, mask
-from cutaway.generation.params import resolve
+from cutaway.generation.params import Sampling, resolve
 from cutaway.spec import GenerationSettings
 from tests.generation.test_constrain import byte_level
 
@@ -127,6 +127,9 @@ def counted(frequency: float, presence: float) -> Reference:
     return apply
 
 
+PLAIN = Row(untouched)
+
+
 def table(vocab: int) -> dict[str, Row]:
     """Every step; of a small vocabulary, its own tokens."""
 
@@ -207,21 +210,25 @@ def moved(x: Tensor) -> Tensor:
     return x - x.amax(-1, keepdim=True)
 
 
-@pytest.fixture
-def handed_on(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """The logits that reach the draw."""
-    seen: list[Tensor] = []
-    monkeypatch.setattr(steps, "sample", lambda x, keys: seen.append(x) or [0] * len(x))
-    return seen
-
-
-def chosen(x: Tensor, row: Row, mask: Any = None, **call: Any) -> list[int]:
-    """Ours, from the arguments of a call to a token."""
+def sampling_of(x: Tensor, row: Row, **call: Any) -> Sampling:
     settings = GenerationSettings(eos_ids=tuple(token % x.shape[1] for token in ENDS), **row.own)
-    sampling = resolve(settings, x.shape[1], **{"temperature": 1.0, "seed": SEED, **row.call, **call})
+    return resolve(settings, x.shape[1], **{"temperature": 1.0, "seed": SEED, **row.call, **call})
+
+
+def text_of(x: Tensor, row: Row) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts, and what was produced."""
     ids = ids_of(x.shape[1], row.length).tolist()
-    prompts, produced = [one[: row.start] for one in ids], [one[row.start :] for one in ids]
-    return sampling.choose(x, prompts, produced, [0] * ROWS, [row.room] * ROWS, mask)
+    return [one[: row.start] for one in ids], [one[row.start :] for one in ids]
+
+
+def processed(x: Tensor, row: Row = PLAIN, mask: Any = None, **call: Any) -> Tensor:
+    """Ours: what the arguments of a call make of logits."""
+    return sampling_of(x, row, **call).processed(x, *text_of(x, row), [row.room] * ROWS, mask)
+
+
+def chosen(x: Tensor, **call: Any) -> list[int]:
+    """And the tokens."""
+    return sampling_of(x, PLAIN, **call).choose(x, *text_of(x, PLAIN), [0] * ROWS, [PLAIN.room] * ROWS)
 
 
 def sorts(x: Tensor) -> Tensor:
@@ -230,18 +237,16 @@ def sorts(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("column", COLUMNS)
 @pytest.mark.parametrize("name", table(VOCAB))
-def test_cell(name: str, column: str, handed_on: list[Tensor]) -> None:
+def test_cell(name: str, column: str) -> None:
     x = COLUMNS[column](VOCAB)
     row = table(x.shape[1])[name]
     before = x.clone()
     wanted = row.theirs(ids_of(x.shape[1], row.length), x.float().clone())
     if hopeless(x.float()) or hopeless(wanted):
         with pytest.raises(RequestError):
-            chosen(x, row)
-        assert not handed_on
+            processed(x, row)
     else:
-        chosen(x, row)
-        ours, wanted = handed_on[0], moved(wanted)
+        ours, wanted = processed(x, row), moved(wanted)
         if row.any_of_equals:
             assert torch.equal(sorts(ours), sorts(wanted))
         else:
@@ -252,18 +257,18 @@ def test_cell(name: str, column: str, handed_on: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("column", COLUMNS)
 @pytest.mark.parametrize("value", TEMPERATURES)
-def test_temperature(value: float, column: str, handed_on: list[Tensor]) -> None:
-    """In fp64 transformers' division does not overflow; colder still, the best share everything."""
+def test_temperature(value: float, column: str) -> None:
+    """In fp64 transformers' division does not overflow."""
     x = COLUMNS[column](VOCAB)
     if hopeless(x.float()):
         with pytest.raises(RequestError):
-            chosen(x, Row(untouched), temperature=value)
+            processed(x, temperature=value)
         return
-    chosen(x, Row(untouched), temperature=value)
+    ours = processed(x, temperature=value)
     wide = x.double() - x.double().amax(-1, keepdim=True)
-    wanted = hf.TemperatureLogitsWarper(max(value, 1e-300))(torch.zeros(ROWS, 1), wide).softmax(-1)
-    assert torch.allclose(handed_on[0].double().softmax(-1), wanted, atol=1e-6, rtol=0)
-    assert bool((handed_on[0].amax(-1) == 0).all())
+    wanted = hf.TemperatureLogitsWarper(value)(torch.zeros(ROWS, 1), wide).softmax(-1)
+    assert torch.allclose(ours.double().softmax(-1), wanted, atol=1e-6, rtol=0)
+    assert bool((ours.amax(-1) == 0).all())
 
 
 @pytest.mark.parametrize("column", COLUMNS)
@@ -272,9 +277,9 @@ def test_greedy(column: str) -> None:
     x = COLUMNS[column](VOCAB)
     if hopeless(x.float()):
         with pytest.raises(RequestError):
-            chosen(x, Row(untouched), temperature=0)
+            chosen(x, temperature=0)
     else:
-        assert chosen(x, Row(untouched), temperature=0) == x.double().numpy().argmax(-1).tolist()
+        assert chosen(x, temperature=0) == x.double().numpy().argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("column", COLUMNS)
@@ -283,12 +288,12 @@ def test_the_draw(column: str) -> None:
     x = COLUMNS[column](VOCAB)
     if hopeless(x.float()):
         with pytest.raises(RequestError):
-            chosen(x, Row(untouched))
+            chosen(x)
         return
     exact = np.exp((x.double() - x.double().amax(-1, keepdim=True)).numpy().astype(np.longdouble))
     sums = exact.cumsum(-1) / exact.sum(-1, keepdims=True)
     wanted = [int((row <= steps.uniform(SEED, 0, 9)).sum()) for row in sums]
-    assert chosen(x, Row(untouched)) == wanted
+    assert chosen(x) == wanted
     assert all(exact[row, token] > 0 for row, token in enumerate(wanted))
 
 
@@ -312,7 +317,7 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Guides, Any]]:
 
 
 @pytest.mark.parametrize("column", COLUMNS)
-def test_form(column: str, forms: list[tuple[Guides, Any]], handed_on: list[Tensor]) -> None:
+def test_form(column: str, forms: list[tuple[Guides, Any]]) -> None:
     """The mask of each form, at its beginning: llguidance's own code sets the forbidden to −inf.
 
     A vocabulary is the tokenizer's, so columns of one and two tokens are the first of all here.
@@ -326,10 +331,9 @@ def test_form(column: str, forms: list[tuple[Guides, Any]], handed_on: list[Tens
         llguidance.numpy.fill_next_token_bitmask(matcher, bits)
         wanted = x.float().numpy().copy()
         llguidance.numpy.apply_token_bitmask_inplace(wanted, bits.repeat(ROWS, 0))
-        call = partial(chosen, x, Row(untouched), mask=partial(mask, guides=[guide] * ROWS))
+        masked = partial(mask, guides=[guide] * ROWS)
         if hopeless(x.float()) or hopeless(torch.from_numpy(wanted)):
             with pytest.raises(RequestError):
-                call()
+                processed(x, mask=masked)
         else:
-            call()
-            assert torch.equal(handed_on.pop(), moved(torch.from_numpy(wanted)))
+            assert torch.equal(processed(x, mask=masked), moved(torch.from_numpy(wanted)))

@@ -142,13 +142,12 @@ def generated(tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str]) ->
 
 def answered(tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str]) -> tuple[list[str], str, list[int], str]:
     """The same of an encoder–decoder's answer, which is a text of its own."""
-    row = Row([1], 0, len(ids), tokenizer.stream(), StopText(tuple(stops)), n_read=1)
+    row = Row([1], 0, 0, len(ids), tokenizer.stream(), StopText(tuple(stops)), n_read=1)
     pieces: list[str] = []
     for index in ids:
         if row.finish_reason is None:
             pieces.append(row.take(index, frozenset()))
-    result = row.result(False)
-    return pieces, result.text, result.tokens, str(result.finish_reason)
+    return pieces, "".join(row.pieces), row.tokens, str(row.finish_reason)
 
 
 def spans(text: str, chance: random.Random) -> list[str]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cutaway.cache.base import LayerView
 from cutaway.cache.mask import MaskPlan, plan_mask
-from cutaway.cache.pages import EMPTY, SINK, PageSlots, Pool
+from cutaway.cache.pages import BLOCK_PAGES, EMPTY, SINK, PageSlots, Pool
 from cutaway.cache.slots import SlotTable
 from cutaway.cache.state import take
 from cutaway.errors import FormatError, ShapeMismatch
@@ -98,7 +98,8 @@ class PagedStore:
         token = torch.where(real, before[:, None] + real.long().cumsum(1) - 1, self._table.n_slots)
         self._table.record(token, positions, segments)
 
-        first = [self.first(n) for n in before.tolist()]
+        # From a whole number of attention's blocks on, so that a sum's order does not depend on what was given back.
+        first = [self.first(n) // BLOCK_PAGES * BLOCK_PAGES for n in before.tolist()]
         start = self._size * torch.tensor(first, dtype=torch.long)
         n = max((self._counts - start).tolist(), default=0)
         reads = self._slots(first, max(n, 1))

@@ -17,6 +17,7 @@ from cutaway.errors import ResourceError
 from cutaway.spec import AttentionSpec
 
 PAGE = 16  # tokens of a page
+BLOCK_PAGES = 2  # that attention takes at once: 32 keys
 EMPTY, SINK = 0, 1  # pages that no row is given: read where a row has none; written where a token has no place
 POISON = False  # tests set it: what is given back is filled with NaN, so that whoever still reads it is found out
 

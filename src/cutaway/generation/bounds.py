@@ -18,7 +18,8 @@ T = TypeVar("T")
 Node: TypeAlias = Mapping[str, Any]
 
 STACK = 256 << 20  # bytes for reading a form, in a thread of its own; only what is used is ever taken
-LEVELS = 12_000  # of a form, one in another
+LEVELS = 12_000  # of a schema, one in another through references
+RULES = 1_000  # of a grammar, with brackets; repetitions one in another take time by the third power: here, seconds
 TOGETHER = 10  # expressions that one text must match
 VISITS = 200_000  # of parts of a schema, in finding out
 WHOLE = 2**53  # whole numbers up to here are themselves in fp64
@@ -68,17 +69,21 @@ def check_grammar(text: str) -> None:
     """
     if text.lstrip().startswith("{"):  # llguidance would take it for a form in its own JSON
         raise RequestError("is no Lark", field="grammar", hint="A JSON schema is given as schema.")
-    levels = text.count(":") + sum(map(text.count, "([{"))  # a rule has a colon, and what is inside one has a bracket
-    if levels > LEVELS:
-        raise _too_much("grammar", "rules and brackets", LEVELS, levels)
-    if text.count("&") > TOGETHER:
-        raise _too_much("grammar", "expressions that must match together", TOGETHER, text.count("&"))
+    rest, start = "", 0
     for found in re.finditer(r"%json\s*(?=\{)", text):
-        try:
-            tree = json.JSONDecoder().raw_decode(text, found.end())[0]
-        except (ValueError, RecursionError) as error:
-            raise RequestError("%json is followed by no JSON", field="grammar") from error
-        check_schema(tree, "grammar")
+        if found.start() >= start:
+            rest += text[start : found.end()]
+            try:
+                tree, start = json.JSONDecoder().raw_decode(text, found.end())
+            except (ValueError, RecursionError) as error:
+                raise RequestError("%json is followed by no JSON", field="grammar") from error
+            check_schema(tree, "grammar")
+    rest += text[start:]
+    levels = rest.count(":") + sum(map(rest.count, "([{"))  # a rule has a colon, and what is inside one has a bracket
+    if levels > RULES:
+        raise _too_much("grammar", "rules and brackets", RULES, levels)
+    if rest.count("&") > TOGETHER:
+        raise _too_much("grammar", "expressions that must match together", TOGETHER, rest.count("&"))
 
 
 def check_regex(text: str) -> None:
@@ -153,9 +158,9 @@ def _check_numbers(node: Node, field: str) -> None:
 
 
 def _check_group(group: Sequence[Node], field: str) -> None:
-    """What may hold for one value: so many expressions; and no range that ends at a whole number which is not in it.
+    """What may hold for one value: so many expressions; and no range that begins at a whole number which is not in it.
 
-    In a range that is shorter than one, llguidance takes such a number for a part of it.
+    In a range that is shorter than one, llguidance takes such a number for a part of it: 10 for one of 10 < x ≤ 10.5.
     """
     texts = {(key, text) for node in group for key in ("pattern", "format") if isinstance(text := node.get(key), str)}
     if len(texts) > TOGETHER:
@@ -164,7 +169,7 @@ def _check_group(group: Sequence[Node], field: str) -> None:
         borders = [value for node in group if _number(value := node.get(open_)) and value == int(value)]
         others = [value for node in group for key in ends if _number(value := node.get(key))]
         for border in borders:
-            if any(0 < (other - border) * sign < 1 for other in others):
+            if border * sign >= 0 and any(0 < (other - border) * sign < 1 for other in others):
                 hint = f"Give {open_[len('exclusive') :].lower()}, a little {'above' if sign > 0 else 'below'} it."
                 raise RequestError(f"{open_} cannot be kept in a range this short", field=field, got=border, hint=hint)
 
