@@ -38,7 +38,9 @@ def apart(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max())
 
 
-@pytest.mark.parametrize("name", tiny.CASES)
+@pytest.mark.parametrize(
+    "name", [name if name in tiny.FAMILIES else pytest.param(name, marks=pytest.mark.slow) for name in tiny.CASES]
+)
 @torch.no_grad()
 def test_one_pass(name: str) -> None:
     fused, plain = pair(name)
