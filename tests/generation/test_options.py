@@ -41,6 +41,7 @@ def test_help_lists_every_option() -> None:
         assert set(Options.__annotations__) <= set(parameters)
         assert parameters["max_tokens"].default == "auto"
         assert parameters["n"].default == 1
+        assert parameters["temperature_last"].default is False
         assert parameters["deterministic"].default is False
         assert {parameters[name].default for name in Options.__annotations__ if name not in DEFAULTS} == {None}
     text = inspect.getdoc(Model.generate) or ""

@@ -1,7 +1,7 @@
 """From scores to the next token: each step a pure function on logits. [rows, vocab] → the same
 
 The order is transformers': penalties and biases, the rules of ``rules.py``, the form of the answer
-(``constrain.py``), then temperature, top-k, top-p, min-p.
+(``constrain.py``), then temperature, top-k, top-p, min-p; or these three first, where a call says ``temperature_last``.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ class Options(TypedDict, total=False):
         temperature: 0 is greedy; None is the checkpoint's own setting, as for the next ones.
         top_k, top_p, min_p: keep the k best; the likeliest that reach p; those at least p times as likely as
             the best. They come in this order, after the temperature.
+        temperature_last: they come before it, as in some other programs.
         repetition_penalty: > 1 makes tokens of prompt and answer less likely again.
         frequency_penalty, presence_penalty: taken off for each time, and once, a token was produced.
         logit_bias: token id → added to its logit.
@@ -67,6 +68,7 @@ class Options(TypedDict, total=False):
     top_k: int | None
     top_p: float | None
     min_p: float | None
+    temperature_last: bool
     repetition_penalty: float | None
     frequency_penalty: float | None
     presence_penalty: float | None
@@ -94,7 +96,7 @@ class Options(TypedDict, total=False):
 
 
 # What an option that is left out stands for, where that is not None.
-DEFAULTS: Mapping[str, Any] = {"max_tokens": "auto", "n": 1, "deterministic": False}
+DEFAULTS: Mapping[str, Any] = {"max_tokens": "auto", "temperature_last": False, "n": 1, "deterministic": False}
 
 # What others call it.
 _ELSEWHERE = {

@@ -59,6 +59,7 @@ def resolve(own: GenerationSettings, vocab_size: int, **options: Unpack[Options]
         top_k=whole("top_k", _or(given("top_k"), own.top_k), 0),
         top_p=number("top_p", _or(given("top_p"), own.top_p), 0, 1),
         min_p=number("min_p", _or(given("min_p"), own.min_p), 0, 1),
+        temperature_last=flag("temperature_last", given("temperature_last", DEFAULTS["temperature_last"])),
         repetition_penalty=number("repetition_penalty", _or(given("repetition_penalty"), own.repetition_penalty), 1e-6),
         frequency_penalty=number("frequency_penalty", _or(given("frequency_penalty"), 0.0)),
         presence_penalty=number("presence_penalty", _or(given("presence_penalty"), 0.0)),

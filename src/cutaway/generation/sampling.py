@@ -34,6 +34,7 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    temperature_last: bool = False
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -103,14 +104,15 @@ class Sampling:
             x = mask(x)
         if self.temperature == 0:
             return x
-        x = steps.temperature(x, self.temperature)
+        if not self.temperature_last:
+            x = steps.temperature(x, self.temperature)
         if self.top_k:
             x = steps.top_k(x, self.top_k)
         if self.top_p < 1:
             x = steps.top_p(x, self.top_p)
         if self.min_p:
             x = steps.min_p(x, self.min_p)
-        return x
+        return steps.temperature(x, self.temperature) if self.temperature_last else x
 
     def take(self, processed: Tensor, keys: Sequence[tuple[int, int, int]]) -> list[int]:
         """A token of each row of what is :meth:`processed`; ``keys`` are (seed, choice, position)."""
