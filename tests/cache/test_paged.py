@@ -183,6 +183,20 @@ def test_a_full_cache(model: Transformer) -> None:
     close(session, session.feed([text(15, 7)]))
 
 
+@pytest.mark.usefixtures("small")
+def test_a_pass_that_finds_no_room_takes_none() -> None:
+    """Also where one pool had enough and the other had not."""
+    cache = WINDOWS.new_cache(paged=True, most_pages=6)
+    fill(cache, 17)
+    fill(cache, 1)  # gives back what is out of reach
+    before = used(cache)
+    with pytest.raises(ResourceError):
+        cache.begin(torch.arange(18, 30)[None])
+    assert used(cache) == before
+    assert cache.lengths == [18]
+    fill(cache, 6)
+
+
 def test_refusals() -> None:
     for words in ({"most_pages": 3}, {"most_pages": 0, "paged": True}):
         with pytest.raises(RequestError) as caught:
