@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -128,6 +130,24 @@ def test_every_page_comes_back() -> None:
     assert used(cache) == [0] * len(full)
     session.join(2)
     close(session, session.feed([text(5, 3), text(2, 4)]))
+
+
+def test_a_pool_goes_with_its_last_session() -> None:
+    """At once, not when the garbage collector comes round: it may be gigabytes."""
+    gc.collect()
+    gc.disable()
+    try:
+        session = Session(WINDOWS, 2, paged=True)
+        session.feed([text(40, 1), text(9, 2)])
+        fork = session.fork()
+        fork.feed([text(20, 3), [1]])
+        pools = [weakref.ref(store.pool) for store in session._cache._stores]  # type: ignore[attr-defined]
+        del session
+        assert all(pool() is not None for pool in pools)
+        del fork
+        assert [pool() for pool in pools] == [None, None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.usefixtures("small")
