@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -130,6 +132,24 @@ def test_every_page_comes_back() -> None:
     close(session, session.feed([text(5, 3), text(2, 4)]))
 
 
+def test_a_pool_goes_with_its_last_session() -> None:
+    """At once, not when the garbage collector comes round: it may be gigabytes."""
+    gc.collect()
+    gc.disable()
+    try:
+        session = Session(WINDOWS, 2, paged=True)
+        session.feed([text(40, 1), text(9, 2)])
+        fork = session.fork()
+        fork.feed([text(20, 3), [1]])
+        pools = [weakref.ref(store.pool) for store in session._cache._stores]  # type: ignore[attr-defined]
+        del session
+        assert all(pool() is not None for pool in pools)
+        del fork
+        assert [pool() for pool in pools] == [None, None]
+    finally:
+        gc.enable()
+
+
 @pytest.mark.usefixtures("small")
 def test_a_window_keeps_no_more_than_it_needs() -> None:
     """Pages of tokens that nobody may read any more are given back, however long a text grows."""
@@ -181,6 +201,20 @@ def test_a_full_cache(model: Transformer) -> None:
     session.select([0])
     del fork
     close(session, session.feed([text(15, 7)]))
+
+
+@pytest.mark.usefixtures("small")
+def test_a_pass_that_finds_no_room_takes_none() -> None:
+    """Also where one pool had enough and the other had not."""
+    cache = WINDOWS.new_cache(paged=True, most_pages=6)
+    fill(cache, 17)
+    fill(cache, 1)  # gives back what is out of reach
+    before = used(cache)
+    with pytest.raises(ResourceError):
+        cache.begin(torch.arange(18, 30)[None])
+    assert used(cache) == before
+    assert cache.lengths == [18]
+    fill(cache, 6)
 
 
 def test_refusals() -> None:

@@ -8,6 +8,7 @@ wrong way: to first order, and of what is measured by far the most.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -166,10 +167,10 @@ def test_every_cut_in_eight_bits(name: str, kind: str, cuts: Any, measured: Note
     within_bounds(f"{name} int8, {kind}", eight_bits(made(name), tiny.ids(1, N), kind, cuts, wanted), measured)
 
 
-def within_bounds(row: str, found: dict[str, float], measured: Note) -> None:
+def within_bounds(row: str, found: dict[str, float], measured: Note, tolerance: float = TOLERANCE) -> None:
     for word, value in found.items():
         measured(row, word, value)
-    assert found.get("as held", 0.0) <= TOLERANCE
+    assert found.get("as held", 0.0) <= tolerance
     assert found.get("steps", 0.0) <= 0.51  # the nearest, where a number lies between two
     assert found["of bound"] <= 1
 
@@ -230,42 +231,59 @@ def test_sessions(name: str, cuts: Any, paged: bool, tmp_path: Path, measured: N
 
 
 # ---- a real model ----------------------------------------------------------------------------------------
+#
+# SmolLM2's logits go up to 39, and its second token has activations so large that a product of two or three rows, whose
+# sums have another order, is 1.4e-4 off the exact logit there (the plain pass: 0.6e-4). So two passes in single
+# precision are compared to 1e-5 of the largest logit, the last ones to 1e-4, and in double precision all to 1e-9.
+
+real = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(14_400)]
 
 
 @pytest.fixture(scope="module")
 def smollm2(smollm2_path: Path) -> tuple[Transformer, list[int]]:
     model = cutaway.load(smollm2_path)
     assert model.tokenizer is not None
-    text = (Path(__file__).parents[2] / "docs/architecture.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/decisions/0004-the-same-bits-in-any-company.md").read_text()
     return model.transformer, model.tokenizer.encode(text)[:N]
 
 
-@pytest.mark.real
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-@pytest.mark.parametrize("kind", ["whole", "pages"])
-def test_smollm2(smollm2: tuple[Transformer, list[int]], kind: str, measured: Note) -> None:
-    model, prompt = smollm2
-    assert measured("SmolLM2", kind, exact(model, torch.tensor([prompt]), kind, range(1, N))) <= TOLERANCE
-
-
-@pytest.mark.real
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-@pytest.mark.parametrize("kind", ["whole", "all pages"])
-def test_smollm2_in_eight_bits(smollm2: tuple[Transformer, list[int]], kind: str, measured: Note) -> None:
-    model, prompt = smollm2
+def largest(model: Transformer, prompt: list[int]) -> float:
     with torch.no_grad():
-        wanted = model(torch.tensor([prompt]))[0, -1].topk(5).indices
-    found = eight_bits(model, torch.tensor([prompt]), kind, range(1, N), wanted)
-    within_bounds(f"SmolLM2 int8, {kind}", found, measured)
+        return float(model(torch.tensor([prompt])).abs().max())
 
 
-@pytest.mark.real
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-@pytest.mark.parametrize("paged", [False, True], ids=["plain", "paged"])
-def test_smollm2_sessions(smollm2: tuple[Transformer, list[int]], paged: bool, tmp_path: Path, measured: Note) -> None:
-    model, prompt = smollm2
-    for word, value in sessions(model, prompt, range(1, N), tmp_path, paged=paged).items():
-        assert measured("SmolLM2, paged" if paged else "SmolLM2", word, value) <= TOLERANCE, word
+class TestSmolLM2:
+    pytestmark = real
+
+    @pytest.mark.parametrize("kind", ["whole", "pages"])
+    def test_every_cut(self, smollm2: tuple[Transformer, list[int]], kind: str, measured: Note) -> None:
+        model, prompt = smollm2
+        found = measured("SmolLM2", kind, exact(model, torch.tensor([prompt]), kind, range(1, N)))
+        assert found <= 1e-5 * largest(model, prompt)
+
+    @pytest.mark.parametrize("kind", ["whole", "pages"])
+    def test_every_cut_in_double_precision(
+        self, smollm2: tuple[Transformer, list[int]], kind: str, measured: Note
+    ) -> None:
+        model, prompt = smollm2
+        double = copy.deepcopy(model).double()
+        found = exact(double, torch.tensor([prompt]), kind, [1, 2, 3, *range(4, N, 5), 198, 199])
+        assert measured("SmolLM2, double", kind, found) <= 1e-9
+
+    @pytest.mark.parametrize("kind", ["whole", "all pages"])
+    def test_eight_bits(self, smollm2: tuple[Transformer, list[int]], kind: str, measured: Note) -> None:
+        model, prompt = smollm2
+        with torch.no_grad():
+            wanted = model(torch.tensor([prompt]))[0, -1].topk(5).indices
+        found = eight_bits(model, torch.tensor([prompt]), kind, range(1, N), wanted)
+        within_bounds(f"SmolLM2 int8, {kind}", found, measured, 1e-5 * largest(model, prompt))
+
+    @pytest.mark.parametrize("paged", [False, True], ids=["plain", "paged"])
+    def test_sessions(
+        self, smollm2: tuple[Transformer, list[int]], paged: bool, tmp_path: Path, measured: Note
+    ) -> None:
+        model, prompt = smollm2
+        most = largest(model, prompt)
+        for word, value in sessions(model, prompt, range(1, N), tmp_path, paged=paged).items():
+            bound = 1e-5 * most if word == "at the cut" else TOLERANCE
+            assert measured("SmolLM2, paged" if paged else "SmolLM2", word, value) <= bound, word

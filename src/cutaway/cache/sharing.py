@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from weakref import WeakValueDictionary
+from weakref import ReferenceType, WeakValueDictionary, ref
 
 from cutaway.cache.paged import PagedStore
 from cutaway.cache.pages import EMPTY
@@ -56,8 +56,8 @@ class Index:
         # A salt that no row and no page has any more is forgotten: they may be as many as there are requests.
         self._roots: WeakValueDictionary[bytes, Entry] = WeakValueDictionary()
         self._of: list[dict[int, Entry]] = [{} for _ in stores]
-        for place, pool in enumerate(self._pools):
-            pool.forget = partial(self._forget, place)
+        for place, pool in enumerate(self._pools):  # which must not keep this alive, or they would keep one another
+            pool.forget = partial(_forget, ref(self), place)
 
     def root(self, salt: bytes) -> Entry:
         """What texts begin with that may share pages: those with the same salt."""
@@ -88,7 +88,7 @@ class Index:
                 self._pools[place].know(page)
         return entry
 
-    def _forget(self, place: int, page: int) -> None:
+    def forget(self, place: int, page: int) -> None:
         """A page is about to hold something else. Entries go that lead to no page any more."""
         entry = self._of[place].pop(page)
         entry.pages[place] = EMPTY
@@ -98,6 +98,11 @@ class Index:
             del self._entries[entry.key]
             entry = entry.before
             entry.after -= 1
+
+
+def _forget(index: ReferenceType[Index], place: int, page: int) -> None:
+    if (found := index()) is not None:
+        found.forget(place, page)
 
 
 class Sharing:

@@ -287,7 +287,7 @@ class Session:
             reach = positions + 1 if one_by_one else lengths
             how: How | None = "steady" if self._steady else None
             hidden = model.hidden(ids, positions, cache=self._cache, tap=tap, lengths=reach, how=how)
-            if tap is None:  # an edit makes keys and values that are not the model's own
+            if self._paged and tap is None:  # an edit makes keys and values that are not the model's own
                 self._cache.note(pieces)
             yield hidden, torch.tensor([len(piece) for piece in pieces], device=model.device)
 
