@@ -19,7 +19,8 @@ import torch
 
 from cutaway.errors import RequestError
 from cutaway.generation.params import Sampling, resolve
-from cutaway.generation.session import Session, read_sources
+from cutaway.generation.reading import read_sources
+from cutaway.generation.session import Session
 from cutaway.model import Model
 from cutaway.spec import GenerationSettings
 from tests.reference import tiny, tiny_seq2seq

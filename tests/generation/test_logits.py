@@ -210,6 +210,7 @@ def test_biases_that_leave_no_number() -> None:
 
 # ── drawing ──────────────────────────────────────────────────────────────────────────────────────────────────
 
+
 def test_a_draw_depends_on_its_own_key_alone() -> None:
     logits = torch.randn(40, 500, generator=torch.Generator().manual_seed(0))
     keys = [(i % 3 - 1, i % 5, i) for i in range(40)]
