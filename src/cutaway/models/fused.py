@@ -135,22 +135,24 @@ class FusedStack:
         if kept is not None and self._fits(kept, memory):
             return self._again(x, inputs, tokens, kept)
         i = 0
-        run: list[tuple[LaidOut, LayerInputs]] = []
         while i < len(self._blocks):
-            run = []
+            run: list[tuple[LaidOut, LayerInputs]] = []
             while i + len(run) < len(self._blocks):
                 laid, given = self.known[i + len(run)], inputs(i + len(run))
                 if laid is None or laid.watched or not _is_direct(given.view):
                     break
                 run.append((laid, given))
-            if run:
-                i += len(run)
-                x = self._run(x, run, tokens, memory, last=i == len(self._blocks) and not any(self._hooks))
-                continue
+            after = i + max(len(run), 1)
+            last = after == len(self._blocks) and not any(self._hooks)
             laid, given = self.known[i], inputs(i)
-            x = self._blocks[i](x, given) if laid is None or laid.watched else self._halves(x, laid, given, tokens)
-            i += 1
-        return x if run and not any(self._hooks) else self._finish(x)
+            if run:
+                x = self._run(x, run, tokens, memory, last)
+            elif laid is not None and not laid.watched:
+                x = self._halves(x, laid, given, tokens, last)
+            else:
+                x, last = self._blocks[i](x, given), False
+            i = after
+        return x if last else self._finish(x)
 
     def _finish(self, x: Tensor) -> Tensor:
         """The norm after the last layer, where that was no native one."""
@@ -205,7 +207,7 @@ class FusedStack:
             self._kept = Kept(tuple(map(ref, memory)), layers, first)
         return self._call(x, layers, groups, tokens, last=last)
 
-    def _halves(self, x: Tensor, laid: LaidOut, given: LayerInputs, tokens: Tokens) -> Tensor:
+    def _halves(self, x: Tensor, laid: LaidOut, given: LayerInputs, tokens: Tokens, last: bool) -> Tensor:
         """A layer whose view makes something of keys and values before they are read."""
         laid.refresh()
         layers, groups = (c.Layer * 1)(), Groups(tokens)
@@ -217,7 +219,7 @@ class FusedStack:
         self._call(x, layers, groups, tokens, q, half=1)
         keys, values = (part if part.stride(3) == 1 else part.contiguous() for part in given.view.update(k, v))
         _read(layers[0], keys, values)
-        return self._call(x, layers, groups, tokens, q, half=2)
+        return self._call(x, layers, groups, tokens, q, half=2, last=last)
 
     def _call(
         self,
