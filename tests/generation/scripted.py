@@ -61,6 +61,10 @@ class Scripted:
         cache.lengths = [n + int((row >= 0).sum()) for n, row in zip(cache.lengths, positions, strict=True)]
         return positions[..., None].float()
 
+    def step(self, *_: Any) -> None:
+        """Every pass is a whole one."""
+        return None
+
     def unembed(self, x: Tensor, tap: Any = None) -> Tensor:
         said = torch.tensor(self.script)[x[..., 0].long().clamp(0, len(self.script) - 1)]
         return torch.zeros(*said.shape, self.spec.vocab_size).scatter_(-1, said[..., None], 9.0)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cutaway.cache.base import LayerView
 from cutaway.cache.buffers import Buffers, KvDtype
-from cutaway.cache.mask import MaskPlan, plan_mask
+from cutaway.cache.mask import MaskPlan, plan_mask, plan_step
 from cutaway.cache.slots import Slots, SlotTable, compact
 from cutaway.cache.state import take
 from cutaway.spec import AttentionSpec, MaskRule
@@ -74,14 +74,32 @@ class ContiguousStore:
         rank = real.long().cumsum(1) - 1
         ends = self._counts + real.sum(1)
         need = int(ends.max()) if ends.numel() else 0
-        slots = torch.where(real, self._counts[:, None] + rank, self.capacity)
-        self._table.record(slots, positions, segments)
+        count = self._counts[:, None] + rank
+        slots = torch.where(real, count, self.capacity)
+        self._table.record(slots, positions, segments, count)
         self._counts = ends
         self._slots = Slots(compact(slots).to(self._device))
         keys, key_segments = self._table.read(need)
         if key_segments is not None and segments is None:
             segments = torch.zeros_like(positions)
         return {rule: plan_mask(rule, positions, keys, segments, key_segments, self._device) for rule in rules}
+
+    @property
+    def advances(self) -> bool:
+        """Whether :meth:`advance` can be asked: where the n-th token stands at n, in a row of one document."""
+        return self._table.counted
+
+    def advance(self, lengths: list[int], positions: Tensor, rules: set[MaskRule]) -> dict[MaskRule, MaskPlan]:
+        """One more token in each row. [batch, 1]"""
+        need = max(lengths) + 1
+        if need > self.capacity:
+            self._grow(max(need, 2 * self.capacity))
+        self._counts = self._counts + 1
+        self._table.positions.scatter_(1, positions, positions)
+        level = min(lengths) + 1 == need
+        self._slots = Slots((positions[0] if level else positions).to(self._device))
+        keys = self._table.positions[:, :need].clone()
+        return {rule: plan_step(rule, positions, keys, need if level else None, self._device) for rule in rules}
 
     def view(self, index: int, plan: MaskPlan) -> LayerView:
         """Bundle for the index-th layer of this store."""
@@ -137,7 +155,7 @@ class ContiguousStore:
         if max(wanted, need) > self.capacity:
             self._grow(max(wanted, need))
         held = torch.arange(need) < lengths[:, None]
-        self._table.restore(state, held)
+        self._table.restore(state, held, lengths)
         self._buffers.unpack(held, state)
         self._counts = lengths.clone()
 

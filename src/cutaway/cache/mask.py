@@ -102,6 +102,18 @@ def plan_mask(
     return plan
 
 
+def plan_step(
+    rule: MaskRule, queries: Positions, keys: KeyPositions, length: int | None, device: torch.device
+) -> MaskPlan:
+    """What :func:`plan_mask` finds where each row has one query, its text's last token; without the mask.
+
+    ``length`` is that of every text, None where they differ.
+    """
+    whole = length is not None and rule.chunk is None and (rule.window is None or length <= rule.window)
+    kind = MaskKind.FULL if whole else MaskKind.RULE
+    return MaskPlan(kind, rule, queries.to(device), keys.to(device))
+
+
 def _kind(rule: MaskRule, queries: Tensor, keys: Tensor, segments: Tensor | None) -> MaskKind:
     if segments is not None or not queries.numel() or not keys.numel():
         return MaskKind.RULE

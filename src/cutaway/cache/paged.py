@@ -96,7 +96,7 @@ class PagedStore:
         if need > self._table.n_slots:
             self._table.grow(max(need, 2 * self._table.n_slots))
         token = torch.where(real, before[:, None] + real.long().cumsum(1) - 1, self._table.n_slots)
-        self._table.record(token, positions, segments)
+        self._table.record(token, positions, segments, token)
 
         # From a whole number of attention's blocks on, so that a sum's order does not depend on what was given back.
         first = [self.first(n) // BLOCK_PAGES * BLOCK_PAGES for n in before.tolist()]
@@ -208,7 +208,7 @@ class PagedStore:
         if need > self._table.n_slots:
             self._table.grow(need)
         held = self._held(lengths, first)
-        self._table.restore(state, held)
+        self._table.restore(state, held, lengths)
         for row, (n, start) in enumerate(zip(lengths.tolist(), first.tolist(), strict=True)):
             self._rows[row] += [EMPTY] * start
             self._rows[row] += self.pool.take(self._needed(n) - start)

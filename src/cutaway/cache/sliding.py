@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cutaway.cache.base import LayerView
 from cutaway.cache.buffers import Buffers, KvDtype
-from cutaway.cache.mask import MaskPlan, plan_mask
+from cutaway.cache.mask import MaskPlan, plan_mask, plan_step
 from cutaway.cache.slots import Slots, SlotTable, compact
 from cutaway.cache.state import take
 from cutaway.errors import FormatError, ShapeMismatch
@@ -77,8 +77,9 @@ class SlidingStore:
 
         rank = real.long().cumsum(1) - 1
         kept = real & (rank >= (fresh - self._size)[:, None])
-        slots = torch.where(kept, (before[:, None] + rank) % self._size, self._size)
-        self._table.record(slots, positions, segments)
+        count = before[:, None] + rank
+        slots = torch.where(kept, count % self._size, self._size)
+        self._table.record(slots, positions, segments, count)
         self._counts = before + fresh
         self._highest = torch.maximum(self._highest, self._counts)
         self._slots = Slots(compact(slots).to(self._device), join)
@@ -94,6 +95,23 @@ class SlidingStore:
         if key_segments is not None and segments is None:
             segments = torch.zeros_like(positions)
         return {rule: plan_mask(rule, positions, keys, segments, key_segments, self._device) for rule in rules}
+
+    @property
+    def advances(self) -> bool:
+        """Whether :meth:`advance` can be asked: where the n-th token stands at n, in a row of one document."""
+        return self._table.counted and self._slack > 0
+
+    def advance(self, lengths: list[int], positions: Tensor, rules: set[MaskRule]) -> dict[MaskRule, MaskPlan]:
+        """One more token in each row. [batch, 1]"""
+        need = max(lengths) + 1
+        self._counts = self._counts + 1
+        self._highest = torch.maximum(self._highest, self._counts)
+        slots = positions if need <= self._size else positions % self._size
+        self._table.positions.scatter_(1, slots, positions)
+        level = min(lengths) + 1 == need
+        self._slots = Slots((slots[0] if level else slots).to(self._device))
+        keys = self._table.positions[:, : min(need, self._size)].clone()
+        return {rule: plan_step(rule, positions, keys, need if level else None, self._device) for rule in rules}
 
     def view(self, index: int, plan: MaskPlan) -> LayerView:
         """Bundle for the index-th layer of this store."""
@@ -159,7 +177,7 @@ class SlidingStore:
         if bool(((highest < lengths) | ((lengths == 0) & (highest > 0))).any()):
             raise FormatError("cannot be for rows of this length", field="highest", got=highest.tolist())
         held = self._held(lengths, highest)
-        self._table.restore(state, held)
+        self._table.restore(state, held, lengths)
         self._buffers.unpack(held, state)
         self._counts, self._highest = lengths.clone(), highest.clone()
 

@@ -76,15 +76,20 @@ class SlotTable:
     Args:
         batch: rows.
         n_slots: slots of each row.
+
+    Attributes:
+        counted: whether each row is one text so far, whose n-th token stands at position n.
     """
 
     def __init__(self, batch: int, n_slots: int) -> None:
         self.n_slots = n_slots
         self.positions = torch.full((batch, n_slots + 1), -1, dtype=torch.long)
         self.segments: Tensor | None = None
+        self.counted = True
 
-    def record(self, slots: Tensor, positions: Tensor, segments: Tensor | None) -> None:
-        """Note what a pass writes. All [batch, query]."""
+    def record(self, slots: Tensor, positions: Tensor, segments: Tensor | None, count: Tensor) -> None:
+        """Note what a pass writes, and whether it stands where counting would put it. All [batch, query]."""
+        self.counted &= segments is None and torch.equal(positions, torch.where(positions >= 0, count, -1))
         self.positions.scatter_(1, slots, positions)
         self.positions[:, -1] = -1
         if segments is not None or self.segments is not None:
@@ -113,8 +118,8 @@ class SlotTable:
         state = {"positions": positions.masked_fill(~held, -1)}
         return state if segments is None else {**state, "segments": segments.masked_fill(~held, 0)}
 
-    def restore(self, state: Mapping[str, Tensor], held: Tensor) -> None:
-        """Put back what :meth:`state` gave.
+    def restore(self, state: Mapping[str, Tensor], held: Tensor, lengths: Tensor) -> None:
+        """Put back what :meth:`state` gave; ``lengths`` are of the rows.
 
         Raises:
             ShapeMismatch, FormatError: it is not of these slots.
@@ -124,6 +129,9 @@ class SlotTable:
         if not torch.equal(positions >= 0, held) or bool((positions < -1).any()):
             raise FormatError("not the slots that rows of these lengths fill", field="positions")
         self.positions[:, :n] = positions
+        falls = (positions % self.n_slots == torch.arange(n)) | ~held  # where counting puts it, in a ring too
+        last = torch.equal(self.positions.amax(1), lengths - 1)
+        self.counted = "segments" not in state and last and bool(falls.all())
         if "segments" in state:
             self.segments = torch.zeros_like(self.positions)
             self.segments[:, :n] = take(state, "segments", torch.long, tuple(held.shape))

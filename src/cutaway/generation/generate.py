@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
+from itertools import accumulate
 from time import perf_counter
 
-import torch
 from torch import Tensor
 
 from cutaway.errors import RequestError
@@ -25,6 +25,7 @@ from cutaway.generation.speculative import Guesses
 from cutaway.generation.steady import promise
 from cutaway.generation.stop import StopText
 from cutaway.generation.words import with_words
+from cutaway.kernels import alone
 from cutaway.models import Transformer
 from cutaway.tokenizers.stream import DecodeStream
 from cutaway.tokenizers.tokenizer import Tokenizer
@@ -177,9 +178,10 @@ class Run:
         live = list(enumerate(self.rows))  # the rows of the session
         guesses = Guesses(self._drafting, self._model.spec.vocab_size, self._sampling, self._prompts, self._sources)
         guesses.between = self._between
-        after, proposed = list(logits[:, None]), [list[int]() for _ in live]
+        after, proposed = logits, [list[int]() for _ in live]
+        starts = [*range(len(live))]  # of each row, in what came after
         while True:
-            yield from self._take(after, proposed, live)
+            yield from self._take(after, starts, proposed, live)
             if any(proposed):  # what was read and is not in the answer is taken back
                 session.rewind([len(row.prompt) + len(row.tokens) - 1 for _, row in live])
             going = [place for place, (_, row) in enumerate(live) if row.finish_reason is None]
@@ -190,7 +192,8 @@ class Run:
                 guesses.select(going)
                 live = [live[place] for place in going]
             proposed = guesses.ahead([row for _, row in live])
-            after = session.feed_each([[*row.unread, *more] for (_, row), more in zip(live, proposed, strict=True)])
+            news = [[*row.unread, *more] for (_, row), more in zip(live, proposed, strict=True)]
+            after, starts = session.feed_each(news), [0, *accumulate(map(len, news))][:-1]
 
     def _session(self) -> Session:
         """A row for each prompt."""
@@ -217,12 +220,17 @@ class Run:
                 yield index, "".join(row.take(token, self._sampling.stop_ids) for token in beam.tokens)
 
     def _take(
-        self, after: Sequence[Tensor], proposed: Sequence[Sequence[int]], live: Sequence[tuple[int, Row]]
+        self,
+        after: Tensor,
+        starts: Sequence[int],
+        proposed: Sequence[Sequence[int]],
+        live: Sequence[tuple[int, Row]],
     ) -> Iterator[tuple[int, str]]:
         """Give each row that goes on its next token, and another after each proposal that was right.
 
         Args:
             after: of each row, logits after its last token and after each of the proposed ones. [tokens, vocab]
+            starts: where each row's begin.
             proposed: of each row, what may come next.
             live: each row, and which of self.rows it is.
         """
@@ -230,7 +238,9 @@ class Run:
         right, step = dict.fromkeys(going, 0), 0
         while going:
             rows = [live[place][1] for place in going]
-            pieces = self._choose(torch.stack([after[place][step] for place in going]), rows)
+            places = [starts[place] + step for place in going]
+            with alone(len(places) * after.shape[1]):
+                pieces = self._choose(after if places == [*range(len(after))] else after[places], rows)
             for place, row, piece in zip(going, rows, pieces, strict=True):
                 right[place] += row.tokens[-1:] == proposed[place][step : step + 1]
                 if piece or row.finish_reason:

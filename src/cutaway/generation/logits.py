@@ -7,6 +7,7 @@ The order is transformers': penalties and biases, the rules of ``rules.py``, the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 
 import numpy as np
 import torch
@@ -125,11 +126,9 @@ def check_finite(logits: Tensor, changed: bool = False, dead_ends: bool = False)
     Raises:
         RequestError: a row has NaN or +inf, or nothing but −inf.
     """
-    best = logits.amax(-1)
-    if dead_ends:
-        best = best.clamp(min=0)
-    if not bool(torch.isfinite(best).all()):  # a NaN is passed on as the largest
-        if changed and bool((best == NEVER).any()):
+    best: list[float] = logits.amax(-1).tolist()  # a NaN is passed on as the largest
+    if not all(isfinite(x) or (dead_ends and x == NEVER) for x in best):
+        if changed and NEVER in best:
             raise RequestError("what is forbidden, suppressed and forced leaves no token to choose")
         if changed:
             raise RequestError("penalties and biases so large leave no token to choose", field="logit_bias")

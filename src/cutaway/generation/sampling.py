@@ -99,7 +99,8 @@ class Sampling:
         x = logits.float()
         steps.check_finite(x)
         x = self.changed(x, prompts, produced, rooms)
-        steps.check_finite(x, changed=True)
+        if x is not logits:
+            steps.check_finite(x, changed=True)
         if mask is not None:
             x = mask(x)
         if self.temperature == 0:

@@ -104,17 +104,16 @@ class Session:
         return self._extend(rows, tap, seen, each=False)
 
     @torch.no_grad()
-    def feed_each(self, rows: Sequence[Sequence[int]]) -> list[Tensor]:
+    def feed_each(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Read more tokens as :meth:`feed` does, and predict what follows each of them.
 
         They count as read one after another: where rotary positions change with a text's length, each token takes
         those of the text up to it, so that a row which goes back to any of them stands as if it had come no further.
 
         Returns:
-            Of each row, logits after each new token. [new tokens, vocab]
+            Logits after each new token, row after row. [new tokens, vocab]
         """
-        logits = self._extend(rows, None, None, each=True)
-        return list(logits.split([len(new) for new in rows]))
+        return self._extend(rows, None, None, each=True)
 
     def _extend(self, rows: Sequence[Sequence[int]], tap: Tap | None, seen: Seen | None, each: bool) -> Tensor:
         """Read, and give logits after each row's last token ([batch, vocab]) or after each new one ([new, vocab])."""
@@ -258,6 +257,12 @@ class Session:
 
     def _read_each(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """That of each new token, row after row. [new tokens, d_model]"""
+        if all(len(new) == 1 for new in rows):  # as in every step without guesses: fewer small operations
+            if self.between is not None:
+                self.between()
+            how: How | None = "steady" if self._steady else None
+            if not self._paged and (hidden := self._model.step([new[0] for new in rows], self._cache, how)) is not None:
+                return hidden[:, 0]
         states, owners = [self._nothing(0)], [torch.zeros(0, dtype=torch.long, device=self._model.device)]
         for hidden, counts in self._passes(rows, None, one_by_one=True):
             real = torch.arange(hidden.shape[1], device=hidden.device) < counts[:, None]

@@ -2,5 +2,6 @@
 
 from cutaway.kernels.library import NativeLibrary, library, missing
 from cutaway.kernels.stored import Stored, multiply, stored_matrix
+from cutaway.kernels.threads import alone
 
-__all__ = ["NativeLibrary", "Stored", "library", "missing", "multiply", "stored_matrix"]
+__all__ = ["NativeLibrary", "Stored", "alone", "library", "missing", "multiply", "stored_matrix"]

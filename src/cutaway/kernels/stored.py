@@ -40,6 +40,9 @@ class Stored(Tensor):
     format: int
     matrix: Matrix
     native: NativeLibrary
+    # Asked for in every pass, so not by way of __torch_function__.
+    device = torch.device("cpu")
+    dtype = torch.float32
 
     @staticmethod
     def __new__(cls, raw: Tensor, format: int, cols: int) -> Stored:
@@ -133,11 +136,11 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``F.linear`` by the native library, where there is one and nobody wants gradients. A row's result does not
     depend on how many there are. [..., cols] → [..., rows]
     """
+    if isinstance(weight, Stored):
+        return _linear(x, weight, bias)
     native = library()
-    plain = native is not None and _plain(x) and _plain(weight) and weight.is_contiguous()
-    if isinstance(weight, Stored) or not plain or torch.is_grad_enabled():
+    if native is None or torch.is_grad_enabled() or not _plain(x) or not _plain(weight) or not weight.is_contiguous():
         return F.linear(x, weight, bias)
-    assert native is not None
     y = native.product(x, Matrix(data=weight.data_ptr(), rows=weight.shape[0], cols=weight.shape[1], format=0))
     return y if bias is None else y + bias
 

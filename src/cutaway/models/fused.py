@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from ctypes import pointer
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from weakref import ref
 
@@ -19,7 +20,7 @@ from cutaway.cache.passing import PassingView
 from cutaway.cache.slots import Slots, SlotView
 from cutaway.kernels import NativeLibrary
 from cutaway.kernels import layout as c
-from cutaway.models.laid_out import LaidOut, laid_out_norm, why_not
+from cutaway.models.laid_out import LaidOut, Weights, joined, laid_out_norm, why_not
 from cutaway.modules.attention import LayerInputs
 from cutaway.modules.block import Block
 
@@ -35,18 +36,26 @@ class Tokens:
 
     def __init__(self, queries: Tensor) -> None:
         self.batch, self.n = queries.shape
-        flat = queries.reshape(-1).contiguous()
-        there = flat >= 0
-        self.whole = bool(there.all())
-        self.places = torch.arange(len(flat)) if self.whole else there.nonzero()[:, 0]
-        self.rows = self.places // max(self.n, 1)
-        self.positions = flat if self.whole else flat[self.places]
+        flat = queries.reshape(-1)
+        self.whole = int(flat.amin()) >= 0
+        if self.whole:
+            (self.places, self.rows), self.positions = _all(self.batch, self.n), flat.contiguous()
+        else:
+            self.places = (flat >= 0).nonzero()[:, 0]
+            self.rows, self.positions = self.places // self.n, flat[self.places]
         self.count = len(self.places)
 
     def slots(self, slots: Tensor) -> Tensor:
         """A slot for each token, of one for each query, or for each row and query."""
         flat = slots.expand(self.batch, self.n).reshape(-1)
         return flat.contiguous() if self.whole else flat[self.places]
+
+
+@lru_cache(maxsize=64)
+def _all(batch: int, n: int) -> tuple[Tensor, Tensor]:
+    """Places and rows where no token is a pad. Nobody writes to them."""
+    places = torch.arange(batch * n)
+    return places, places // n
 
 
 class Groups:
@@ -88,11 +97,13 @@ class Kept:
 
     Attributes:
         memory: where keys and values lie, as long as it is there.
+        weights: of all layers.
         layers: all of them.
         first: the first layer of each group.
     """
 
     memory: tuple[ref[object], ...]
+    weights: Weights
     layers: Any
     first: list[int]
 
@@ -116,6 +127,12 @@ class FusedStack:
         self._kept: Kept | None = None
         self._hooks = (norm._forward_hooks, norm._forward_pre_hooks)
         self.known = [None if why_not(block.spec) else LaidOut(block) for block in self._blocks]
+        self._inner = [hooks for laid in self.known if laid is not None for hooks in laid.hooks]
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody hooked a function to a block that is known, or to the norm."""
+        return any(self._hooks) or any(self._inner)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FusedStack, (self._blocks, self._norm, self._native)
@@ -129,8 +146,7 @@ class FusedStack:
                 x = block(x, inputs(i))
             return self._finish(x)
         tokens = Tokens(first.view.plan.queries)
-        watched = any(self._hooks) or any(laid is not None and laid.watched for laid in self.known)
-        memory = cache.memory() if isinstance(cache, StoredCache) and not watched else None
+        memory = cache.memory() if isinstance(cache, StoredCache) and not self.watched else None
         kept = self._kept  # of whichever thread came last: looked at once
         if kept is not None and self._fits(kept, memory):
             return self._again(x, inputs, tokens, kept)
@@ -163,8 +179,7 @@ class FusedStack:
         """Whether the layers can be called with the very structs of an earlier pass."""
         if memory is None or len(memory) != len(kept.memory):
             return False
-        same = all(held() is one for held, one in zip(kept.memory, memory, strict=True))
-        return same and all(laid is not None and laid.current() for laid in self.known)
+        return all(held() is one for held, one in zip(kept.memory, memory, strict=True)) and kept.weights.current()
 
     def _again(self, x: Tensor, inputs: Inputs, tokens: Tokens, kept: Kept) -> Tensor:
         """All layers, whose keys and values lie where they lay."""
@@ -204,7 +219,7 @@ class FusedStack:
             if layer.group == len(first):
                 first.append(i)
         if memory is not None and len(run) == len(self._blocks):
-            self._kept = Kept(tuple(map(ref, memory)), layers, first)
+            self._kept = Kept(tuple(map(ref, memory)), joined(laid.weights for laid, _ in run), layers, first)
         return self._call(x, layers, groups, tokens, last=last)
 
     def _halves(self, x: Tensor, laid: LaidOut, given: LayerInputs, tokens: Tokens, last: bool) -> Tensor:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from operator import is_
+
 import torch
 from torch import Tensor, nn
 
@@ -37,6 +41,36 @@ def why_not(spec: BlockSpec) -> str:
     return ""
 
 
+@dataclass(slots=True)
+class Weights:
+    """Weights as they lay: a list for each thing about them, for they are looked through in every pass.
+
+    Attributes:
+        all, owners, names: each weight, whose parameter it was, and by which name.
+        movable, addresses: those whose numbers may come to lie elsewhere, and where they were.
+    """
+
+    all: list[nn.Parameter] = field(default_factory=list)
+    owners: list[dict[str, nn.Parameter | None]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    movable: list[Tensor] = field(default_factory=list)
+    addresses: list[int] = field(default_factory=list)
+
+    def current(self) -> bool:
+        """Whether all are where they were, and there are any."""
+        held = all(map(is_, map(dict.get, self.owners, self.names), self.all))
+        return held and bool(self.all) and [*map(Tensor.data_ptr, self.movable)] == self.addresses
+
+
+def joined(parts: Iterable[Weights]) -> Weights:
+    """All of several."""
+    out = Weights()
+    for part in parts:
+        for one in fields(Weights):
+            getattr(out, one.name).extend(getattr(part, one.name))
+    return out
+
+
 class LaidOut:
     """Pointers to a block's weights, made anew where a weight has moved.
 
@@ -48,27 +82,19 @@ class LaidOut:
         self.block = block
         self.attention = block.spec.attention
         self.struct = c.Block()
-        # Whose parameter of which name each weight was.
-        self._weights: list[tuple[tuple[dict[str, nn.Parameter | None], str], nn.Parameter]] = []
-        self._movable: list[Tensor] = []  # those whose numbers may come to lie elsewhere
-        self._addresses: list[int] = []
-        self._hooks = [hooks for m in block.modules() for hooks in (m._forward_hooks, m._forward_pre_hooks)]
+        self.weights = Weights()
+        self.hooks = [hooks for m in block.modules() for hooks in (m._forward_hooks, m._forward_pre_hooks)]
 
     @property
     def watched(self) -> bool:
         """Whether somebody hooked a function to the block or to a part of it."""
-        return any(self._hooks)
-
-    def current(self) -> bool:
-        """Whether all weights are where they were when they were laid out."""
-        there = self._weights and all(held.get(name) is weight for (held, name), weight in self._weights)
-        return bool(there) and [weight.data_ptr() for weight in self._movable] == self._addresses
+        return any(self.hooks)
 
     def refresh(self) -> None:
         """Lay the weights out, if they are not yet or no longer."""
-        if self.current():
+        if self.weights.current():
             return
-        self._weights, self._movable, self._addresses = [], [], []
+        self.weights = Weights()
         block, spec = self.block, self.block.spec
         d_model = next(m for m in block.modules() if isinstance(m, Linear)).weight.shape[1]
         out = self.struct
@@ -130,14 +156,16 @@ class LaidOut:
         weight = module._parameters.get(name)
         if weight is None:
             return 0
-        self._weights.append(((module._parameters, name), weight))
+        self.weights.all.append(weight)
+        self.weights.owners.append(module._parameters)
+        self.weights.names.append(name)
         if isinstance(weight, Stored):
             return weight.raw.data_ptr()
         assert weight.is_contiguous()
         assert weight.dtype is torch.float32
-        self._movable.append(weight)
-        self._addresses.append(weight.data_ptr())
-        return self._addresses[-1]
+        self.weights.movable.append(weight)
+        self.weights.addresses.append(weight.data_ptr())
+        return self.weights.addresses[-1]
 
 
 def laid_out_norm(norm: object) -> c.Norm:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from cutaway.cache import Cache, KvDtype, NoCache, Source, StoredCache, new_cach
 from cutaway.errors import RequestError
 from cutaway.models import ways
 from cutaway.models.batch import check_limit, check_positions
+from cutaway.models.fused import FusedStack
 from cutaway.models.head import Classifier, Head, Pooler
 from cutaway.modules.attention import How
 from cutaway.modules.embedding import Embedding
@@ -41,6 +43,7 @@ class Transformer(nn.Module):
         self.attention: How = "fused"  # or the readable one everywhere, or block by block, for comparison
         self.warned_length = False  # whether the one warning about long texts was given
         self.probed: tuple[int, str] | None = None  # threads with which steady sums were tried, and what went wrong
+        self._asks_length = any(asks_length(a.attention.rotary) for stack in spec.stacks.values() for a in stack.layers)
         self.embed = Embedding(spec.embedding, spec.vocab_size, spec.d_model)
         rows = spec.source_vocab_size
         self.source_embed = None if spec.source is None else Embedding(spec.source, rows, spec.d_model)
@@ -136,6 +139,24 @@ class Transformer(nn.Module):
         at = None if tap is None else tap.at("embed")
         x = self.embed(ids.to(self.device), positions.to(self.device), at, _moved(types, self.device))
         return self._run(stack, scope, x, positions, segments, cache, tap, lengths, how)
+
+    def step(self, ids: Sequence[int], cache: StoredCache, how: How | None = None) -> Stream | None:
+        """What :meth:`hidden` makes of one more token in each row, where all layers run by the native library.
+
+        The same pass, without the checks and cases that it has no need of: what comes before the blocks and between
+        them takes longer than one would think, a token at a time.
+
+        Returns:
+            [batch, 1, d_model], or None where there is more to it; the cache is then as it was.
+        """
+        stack, whole = self.decoder, self.decoder.whole
+        if self.training or not isinstance(whole, FusedStack) or None in whole.known or whole.watched:
+            return None
+        positions = cache.advance()
+        if positions is None:
+            return None
+        x = self.embed(torch.tensor(ids)[:, None], positions)
+        return stack(x, positions, cache, None, how or self.attention, positions + 1 if self._asks_length else None)
 
     def encode(
         self,
@@ -279,7 +300,7 @@ class Transformer(nn.Module):
     ) -> Stream:
         """One stack over a pass that the cache has planned."""
         known = None
-        if any(asks_length(layer.attention.rotary) for layer in stack.spec.layers) and positions.numel():
+        if self._asks_length and positions.numel():
             known = text_lengths(positions, segments) if lengths is None else lengths
             known = known[:, None].expand_as(positions) if known.dim() == 1 else known
         inner = None if tap is None else tap.at(scope)

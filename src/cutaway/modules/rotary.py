@@ -156,7 +156,10 @@ def rotary_table(
         lengths = text_lengths(positions)
     speed, magnitude = speeds(spec, lengths)
     angles = positions.clamp(min=0)[..., None].float() * speed.to(positions.device)
-    return (angles.cos() * magnitude).to(dtype), (angles.sin() * magnitude).to(dtype)
+    cos, sin = angles.cos(), angles.sin()
+    if magnitude != 1:
+        cos, sin = cos * magnitude, sin * magnitude
+    return cos.to(dtype), sin.to(dtype)
 
 
 def rotate(x: Tensor, cos: Angles, sin: Angles, interleaved: bool = False) -> Tensor:

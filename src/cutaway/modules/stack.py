@@ -38,6 +38,7 @@ class Stack(nn.Module):
         # Layers whose biases are specified alike share one.
         kinds = dict.fromkeys((layer.attention.bias, layer.attention.n_heads) for layer in spec.layers)
         self.biases = nn.ModuleList(ScoreBias(bias, n_heads) for bias, n_heads in kinds if bias is not None)
+        self._rotaries = {layer.attention.rotary for layer in spec.layers if layer.attention.rotary is not None}
         # What is called in place of each layer, if anything is: see models.compiled.
         self.runners: list[Runner] | None = None
         # What is called in place of all of them, if nobody looks: see models.fused.
@@ -56,8 +57,7 @@ class Stack(nn.Module):
 
         ``lengths``, of each token's text, is for rotary positions that ask. [batch, query]
         """
-        rotaries = {layer.attention.rotary for layer in self.spec.layers} - {None}
-        tables = {spec: rotary_table(spec, positions, x.dtype, lengths) for spec in rotaries if spec is not None}
+        tables = {spec: rotary_table(spec, positions, x.dtype, lengths) for spec in self._rotaries}
         biases = {
             (bias.spec, bias.n_heads): bias.table(x.device) for bias in self.biases if isinstance(bias, ScoreBias)
         }
