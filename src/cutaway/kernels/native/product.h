@@ -43,7 +43,8 @@ inline void spans_alone(const uint8_t* const* rows, const float* x, int64_t from
     for (int64_t i = from; i < to; i++) {
         for (int r = 0; r < R; r++) {
             Vec w[PARTS];
-            _mm_prefetch(reinterpret_cast<const char*>(rows[r] + i * (GROUP * F::BYTES / F::SIZE) + ahead), _MM_HINT_T0);
+            constexpr int EACH = GROUP * F::BYTES / F::SIZE;
+            for (int b = 0; b < EACH; b += 64) _mm_prefetch(reinterpret_cast<const char*>(rows[r] + i * EACH + b + ahead), _MM_HINT_T0);
             F::expand(rows[r], i, w);
             for (int j = 0; j < PARTS; j++) acc[r] = fma(w[j], load(x + i * GROUP + j * LANES), acc[r]);
         }
