@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import cutaway
+from cutaway.cache import new_cache
 from cutaway.errors import DatasetError, RequestError, ResourceError, StorageError
 from cutaway.generation.session import Session
 from cutaway.model import Model
@@ -79,7 +80,7 @@ def test_sessions_that_there_are_not(model: Model, wrong: dict[str, Any]) -> Non
 
 def test_other_sessions_that_there_are_not(model: Model, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="most_pages"):
-        Session(model.transformer, paged=True, most_pages=1.5)  # type: ignore[arg-type]
+        new_cache(model.spec.decoder, paged=True, most_pages=1.5)  # type: ignore[arg-type]
     with pytest.raises(ResourceError, match="no memory"):
         Session(model.transformer, capacity=10**15)
     for make in (lambda: Session(model), lambda: Session.load(model, tmp_path / "x")):  # type: ignore[arg-type]
