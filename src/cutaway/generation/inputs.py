@@ -79,6 +79,11 @@ def places_of(values: Any, name: str, ends: int | Sequence[int], what: str) -> l
     return [int(value) for value in found]
 
 
+def shared(one: Sequence[int], two: Sequence[int]) -> int:
+    """Tokens that both begin with."""
+    return next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+
+
 def texts_of(texts: Any) -> list[str]:
     """One text or several, as a list.
 

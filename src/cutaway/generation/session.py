@@ -16,7 +16,7 @@ from cutaway.formats.paths import usable_path
 from cutaway.generation import saved
 from cutaway.generation.checks import flag, whole
 from cutaway.generation.drafting import network_of
-from cutaway.generation.inputs import each_row, places_of
+from cutaway.generation.inputs import each_row, places_of, shared
 from cutaway.generation.reading import check_length
 from cutaway.generation.steady import unembedded
 from cutaway.models import Transformer
@@ -201,9 +201,9 @@ class Session:
             RequestError: not as many texts as rows.
         """
         rows = each_row(rows, len(self.tokens), self._model.spec.vocab_size)
-        shared = [_shared(held, row[:-1]) for held, row in zip(self.tokens, rows, strict=True)]
-        self.rewind(shared)
-        return shared
+        kept = [shared(held, row[:-1]) for held, row in zip(self.tokens, rows, strict=True)]
+        self.rewind(kept)
+        return kept
 
     def save(self, path: StrPath) -> None:
         """Keep it in one file; ``path`` is the old file or the whole new one at every moment.
@@ -312,8 +312,3 @@ class Session:
                 rest[row] = new[max(0, found - len(held)) :]
                 self.adopted[row] = found - n
         return rest
-
-
-def _shared(one: Sequence[int], two: Sequence[int]) -> int:
-    """Tokens that both begin with."""
-    return next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
