@@ -18,6 +18,7 @@ from cutaway.checkpoints.resolve import resolve
 from cutaway.checkpoints.save import save_folder
 from cutaway.checkpoints.sentence import read_sentence, sentence_files
 from cutaway.errors import RequestError
+from cutaway.formats.paths import usable_path
 from cutaway.generation.checks import whole
 from cutaway.model import Model
 from cutaway.models.init import built
@@ -172,8 +173,7 @@ def save(
     """
     if not isinstance(model, Model):
         raise RequestError("not a model", field="model", expected="what load or build gave", got=model)
-    if not isinstance(path, (str, PathLike)) or not str(path):
-        raise RequestError("not a path", field="path", expected="a folder, or a file for GGUF", got=path)
+    usable_path(path, wanted="a folder, or a file for GGUF")
     number = dtype_named(dtype)
     if format == "gguf":
         vocabulary = gguf_vocabulary(model.tokenizer, model.spec.vocab_size, eos_ids=model.settings.eos_ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +93,23 @@ def test_s12_echo_has_the_prompts_logprobs(call: Call, folder: Path, n: int, top
     table = call(*words).err.splitlines()
     assert len(table) == count + n
     assert "–" in table[0]
+
+
+def test_what_a_token_was_chosen_from(call: Call, folder: Path) -> None:
+    """At a temperature of 2, the model's own logits halved; of three likeliest, three."""
+    words = ("run", "the end", "-m", folder, "-n", 3, "-t", 2, "--top-k", 3, "--seed", 1, "--processed-logprobs", 5)
+    value = call(*words, "--logprobs", 3, "--json").json
+    for own, chosen in zip(value["logprobs"], value["processed_logprobs"], strict=True):
+        assert (own["token"], own["text"]) == (chosen["token"], chosen["text"])
+        scores = {best["token"]: math.exp(best["logprob"] / 2) for best in own["top"]}
+        wanted = {token: math.log(score / sum(scores.values())) for token, score in scores.items()}
+        assert {best["token"]: best["logprob"] for best in chosen["top"]} == pytest.approx(wanted, abs=1e-4)
+    assert call(*words, "--json").json["logprobs"] is None
+    alone, both = call(*words).err.splitlines(), call(*words, "--logprobs", 3).err.splitlines()
+    assert len(alone) == 3
+    assert both[3:] == ["processed:", *alone]
+    assert len(call(*words, "--answers", 2).err.splitlines()) == 2 * (1 + 3)
+    assert call("run", "the", "-m", folder, "--processed-logprobs", -1).code == 2
 
 
 def test_v04_how_long_an_answer_may_be(call: Call, folder: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cutaway.errors import RequestError, ResourceError
-from cutaway.generation import bounds
+from cutaway.generation import bounds, constrain
 from cutaway.generation.constrain import Guides, constraint_of
 from cutaway.model import Model
 from cutaway.tokenizers.tokenizer import Tokenizer
@@ -59,6 +59,7 @@ def rules(n: int, rule: str, last: str = '"a"') -> str:
     return "\n".join([*lines, f"{rule[0]}{n}: {last}"])
 
 
+GROWS = "start: p::0\n"
 REFUSED: dict[str, tuple[str, Any, str]] = {
     # the stack
     "a chain of 7,000 references": ("schema", chain(7000, within), "levels through references"),
@@ -89,12 +90,12 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "in a grammar": ("grammar", "start: A\nA: " + " & ".join(f"/.*a{i}.*/" for i in range(50)), "at most 10"),
     # work
     "repetitions in repetitions": ("grammar", rules(6000, 'R%+ "c"?'), "rules and brackets"),
-    "8,000 properties with 8,000 patterns": (
+    "4,000 properties with 4,000 patterns": (
         "schema",
         {
             "allOf": [
-                {"properties": {f"p{i}": {"type": "null"} for i in range(8000)}},
-                {"patternProperties": {f"^x{i}": {"type": "null"} for i in range(8000)}},
+                {"properties": {f"p{i}": {"type": "null"} for i in range(4000)}},
+                {"patternProperties": {f"^x{i}": {"type": "null"} for i in range(4000)}},
             ]
         },
         "parts that may hold together",
@@ -105,6 +106,14 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
         nested(14, lambda x: {"anyOf": [x, {"type": "array", "items": x}]}),
         "too large",
     ),
+    # without end, and nothing could stop it
+    "a parameter that grows before any text": ("grammar", GROWS + 'p::_: p::incr(_) "x" | "z"', "where no text was"),
+    "after what may be nothing": ("grammar", GROWS + 'p::_: b p::incr(_) | "z"\nb: "" | "x"', "where no text was"),
+    "after a terminal that may be": ("grammar", GROWS + 'p::_: A p::set_bit(0) | "z"\nA: /x?/', "where no text was"),
+    "after no text": ("grammar", GROWS + 'p::_: "" p :: incr(_) | "" p::incr (_) | "z"', "where no text was"),
+    "after a text that may be left out": ("grammar", GROWS + 'p::_: "a"? p::incr(_) | "z"', "where no text was"),
+    "10,000 properties": ("schema", {"properties": {f"p{i}": {} for i in range(10_000)}}, "for one object"),
+    "10,000 that must be there": ("schema", {"required": [f"p{i}" for i in range(10_000)]}, "for one object"),
     # impossible
     "less than the least": ("schema", {"type": "integer", "minimum": 5, "maximum": 4}, "Unsatisfiable"),
     "nothing between": ("schema", {"type": "integer", "exclusiveMinimum": 4, "exclusiveMaximum": 5}, "Unsatisfiable"),
@@ -126,6 +135,15 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "looking ahead": ("regex", "(?!a)b", "cannot be used"),
     "looking back in a schema": ("schema", {"type": "string", "pattern": r"(a)\1"}, "cannot be used"),
     "half an escape": ("regex", "ab\\", "half an escape"),  # was read without it
+    "half of one in a schema": ("schema", {"type": "string", "pattern": "ab\\"}, "half an escape"),
+    "half of one in a name": ("schema", {"patternProperties": {"ab\\": {}}}, "half an escape"),
+    "a place with 5,000 digits": ("schema", {"allOf": [{"$ref": "#/allOf/" + "9" * 5000}]}, "cannot be used"),
+    # what would be no JSON
+    "white space that is none": ("schema", {"x-guidance": {"whitespace_pattern": "x*"}}, "no JSON"),
+    "white space of Unicode": ("schema", {"x-guidance": {"whitespace_pattern": r"\s*"}}, "no JSON"),
+    "anything but": ("schema", {"x-guidance": {"whitespace_pattern": "[^x]"}}, "no JSON"),
+    "items apart by nothing": ("schema", {"x-guidance": {"item_separator": " "}}, "no JSON"),
+    "names and values apart by =": ("schema", {"x-guidance": {"key_separator": "="}}, "no JSON"),
     "a form in llguidance's own JSON": ("grammar", '{"grammars": [{"json_schema": {}}]}', "no Lark"),
     "broken JSON in a grammar": ("grammar", 'start: %json {"a": ', "no JSON"),
     # numbers, all of which were written as others, or let others in
@@ -199,6 +217,41 @@ def test_ordinary_forms_are_not_refused(tokenizer: Tokenizer) -> None:
     guides(tokenizer, schema={"type": "null", "default": 10**30, "examples": [10**30], "title": "allOf"})
     guides(tokenizer, grammar=f"start: A | b\nA: /a&b{{2}}/\nb: %json {json.dumps(person)}")
     guides(tokenizer, regex=r"a\\")
+    guides(tokenizer, schema={"type": "string", "pattern": r"a\\"})
+    guides(tokenizer, schema={"properties": {f"p{i}": {"type": "null"} for i in range(2000)}, "required": ["p1"]})
+
+
+def test_parameters_that_change_after_texts(tokenizer: Tokenizer) -> None:
+    """Permutations, and counting, as llguidance's documentation has them."""
+    made = guides(
+        tokenizer,
+        grammar="""start: perm::0x0
+        perm::_ : "" %if is_ones([0:2])
+                | "a" perm::set_bit(0) %if bit_clear(0)
+                | "B"i perm::set_bit(1) %if bit_clear(1)""",
+    )
+    assert [text for text in ("ab", "bA", "aB", "ba", "aa", "a", "") if text_fits(made, tokenizer, text)] == [
+        "ab",
+        "aB",
+        "ba",
+    ]
+    made = guides(tokenizer, grammar='start: p::0\np::_: "a" p::incr(_) %if lt(_, 3) | q::_\nq::_: "b" %if ge(_, 2)')
+    assert [n for n in range(6) if text_fits(made, tokenizer, "a" * n + "b")] == [2, 3]
+
+
+def test_white_space_of_a_schemas_own(tokenizer: Tokenizer) -> None:
+    """As it says; where it says nothing of it, bounded as everywhere."""
+    texts = ("[1,2]", "[1, 2]", "[1 ,2]", "[ 1,2]", "[" + " " * 41 + "1,2]")
+    wanted: list[tuple[Any, tuple[int, ...]]] = [
+        ({"coerce_one_of": True}, (1, 1, 1, 1, 0)),
+        ({"whitespace_flexible": False}, (1, 0, 0, 0, 0)),
+        ({"whitespace_pattern": r"[ \n]{0,2}"}, (1, 1, 1, 1, 0)),
+        ({"whitespace_flexible": False, "item_separator": r",\x20?"}, (1, 1, 0, 0, 0)),
+    ]
+    for own, fits in wanted:
+        schema = {"type": "array", "items": {"type": "integer"}, "x-guidance": own}
+        made = guides(tokenizer, schema=schema)
+        assert tuple(text_fits(made, tokenizer, text) for text in texts) == fits, own
 
 
 def text_fits(made: Guides, tokenizer: Tokenizer, text: str) -> bool:
@@ -254,6 +307,13 @@ def test_panics_are_errors(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
             with pytest.raises(RequestError, match="broke down") as caught:
                 call()
         assert caught.value.field == "regex"
+
+
+def test_a_panic_that_is_told_as_an_error() -> None:
+    """Some arrive as a text with a backtrace."""
+    matcher = type("Failed", (), {"get_error": lambda _: "panic: assertion failed\n<backtrace>\n 0: <unknown>"})()
+    said = constrain._failed(matcher, "grammar", "cannot be used")
+    assert (said.field, "backtrace" in str(said), "broke down" in str(said)) == ("grammar", False, True)
 
 
 def test_other_exceptions_come_through() -> None:

@@ -26,8 +26,8 @@ def check_kv_dtype(value: object) -> KvDtype | None:
     Raises:
         RequestError: another.
     """
-    if value is None or value == "int8":
-        return "int8" if value else None
+    if value is None or (isinstance(value, str) and value == "int8"):
+        return None if value is None else "int8"
     raise RequestError("no type to keep keys and values in", field="kv_dtype", expected="None or int8", got=value)
 
 

@@ -14,7 +14,7 @@ from cutaway.cache.pages import PAGE, Pool
 from cutaway.cache.sharing import Sharing
 from cutaway.cache.sliding import SlidingStore
 from cutaway.cache.stored import Store, StoredCache
-from cutaway.errors import RequestError
+from cutaway.errors import RequestError, ResourceError
 from cutaway.spec import AttentionSpec, DynamicScaling, LongScaling, MaskRule, StackSpec
 
 SLACK = 256  # tokens a ring holds beyond its window: the longest pass it takes in one write, and the furthest rewind
@@ -50,8 +50,9 @@ def new_cache(
 
     Raises:
         RequestError: another ``kv_dtype``, or ``most_pages`` that are no number of pages.
+        ResourceError: there is not so much memory.
     """
-    if most_pages is not None and (not paged or most_pages < 1):
+    if most_pages is not None and (not paged or not isinstance(most_pages, int) or most_pages < 1):
         wanted = "at least 1, with paged=True"
         raise RequestError("no number of pages", field="most_pages", expected=wanted, got=most_pages)
     check_kv_dtype(kv_dtype)
@@ -66,14 +67,17 @@ def new_cache(
         group.append(attention)
     stores: dict[int | None, Store] = {}
     room = max(1, min(batch * -(-capacity // PAGE), most_pages or sys.maxsize))
-    for window, layers in groups.items():
-        if paged:
-            pool = Pool(layers, dtype, device, kv_dtype, room, most_pages, PAGE)
-            stores[window] = PagedStore(pool, batch, window, SLACK)
-        elif window is None:
-            stores[window] = ContiguousStore(layers, batch, capacity, dtype, device, kv_dtype)
-        else:
-            stores[window] = SlidingStore(layers, batch, window, SLACK, dtype, device, kv_dtype)
+    try:
+        for window, layers in groups.items():
+            if paged:
+                pool = Pool(layers, dtype, device, kv_dtype, room, most_pages, PAGE)
+                stores[window] = PagedStore(pool, batch, window, SLACK)
+            elif window is None:
+                stores[window] = ContiguousStore(layers, batch, capacity, dtype, device, kv_dtype)
+            else:
+                stores[window] = SlidingStore(layers, batch, window, SLACK, dtype, device, kv_dtype)
+    except (RuntimeError, OverflowError) as error:  # what torch says of memory that there is none of
+        raise ResourceError("no memory for a cache", expected=f"{batch} × {capacity} tokens") from error
     places = [(stores[window], index, rule) for window, index, rule in where]
     found = [store for store in stores.values() if isinstance(store, PagedStore)]
     sharing = Sharing.begun(found, batch) if found and _same_for_all(stack) else None

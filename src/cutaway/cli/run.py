@@ -36,6 +36,12 @@ if TYPE_CHECKING:
 @guessing
 @kv_dtype
 @click.option("--logprobs", type=COUNT, metavar="K", help="Log-probabilities of the chosen and the K best tokens.")
+@click.option(
+    "--processed-logprobs",
+    type=COUNT,
+    metavar="K",
+    help="The same of what a token is chosen from: after penalties, form, temperature and the like.",
+)
 @click.option("--echo", is_flag=True, help="Print the prompt first, with --logprobs its tokens' too.")
 @many
 @click.option("--stats", is_flag=True, help="Tokens a second, and the time to the first.")
@@ -166,10 +172,14 @@ def _report(settings: Settings, model: Model, ids: list[int], results: list[Gene
     if (read := results[0].prompt_logprobs) is not None:
         _print_logprobs(settings, model, list(zip(ids, read, strict=True)))
     for result in results:
-        if len(results) > 1 and result.logprobs is not None:
+        tables = [("", result.logprobs), ("processed", result.processed_logprobs)]
+        if len(results) > 1 and any(found is not None for _, found in tables):
             print(f"[{result.choice + 1}] {counted(len(result.tokens), 'token')}", file=sys.stderr)
-        if result.logprobs:
-            _print_logprobs(settings, model, [(entry.token, entry) for entry in result.logprobs])
+        for name, found in tables:
+            if found and name and result.logprobs is not None:
+                print(f"{name}:", file=sys.stderr)  # the second table of an answer
+            if found:
+                _print_logprobs(settings, model, [(entry.token, entry) for entry in found])
 
 
 def _print_logprobs(settings: Settings, model: Model, entries: list[tuple[int, TokenLogprob | None]]) -> None:

@@ -24,6 +24,7 @@ from cutaway.errors import RequestError
 from cutaway.formats.files import StrPath, sweep
 from cutaway.formats.growing import GrowingFile
 from cutaway.formats.lock import locked
+from cutaway.formats.paths import usable_path
 from cutaway.formats.strict_json import to_json
 from cutaway.generation.checks import flag, whole
 from cutaway.generation.options import Options
@@ -82,9 +83,10 @@ def generate_file(
         whole("batch", batch, 1, MOST)
     flag("restart", restart)
     voice.must_generate()
+    source, out = usable_path(source, "source"), usable_path(out, "out")
     prompts = PromptFile(source)
     if "-" not in (source, out) and os.path.exists(out) and os.path.samefile(source, out):
-        raise RequestError("would be written over what it is made of", field="out", got=os.fspath(out))
+        raise RequestError("would be written over what it is made of", field="out", got=out)
     answers = Answers(voice, prompts, options)
     answers.check()
     with meter(progress) as report:

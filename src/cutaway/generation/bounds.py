@@ -22,6 +22,7 @@ LEVELS = 12_000  # of a schema, one in another through references
 RULES = 1_000  # of a grammar, with brackets; repetitions one in another take time by the third power: here, seconds
 TOGETHER = 10  # expressions that one text must match
 VISITS = 200_000  # of parts of a schema, in finding out
+PROPERTIES = 5_000  # of one object: their time grows by the second power, to two seconds here
 WHOLE = 2**53  # whole numbers up to here are themselves in fp64
 ENDS = (2**63 - 1, 2**64 - 1)  # upper bounds of common integers; llguidance keeps to the first for either
 
@@ -29,6 +30,14 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 _VALUES = ("const", "enum", "default", "examples")  # no schemas are in there
 _LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _lock = threading.Lock()
+
+# A changed parameter of a Lark rule, and the only place for one: after a text, so that each token sees few of its 2^64.
+_CHANGED = re.compile(r"::(?!\s*[0-9_])\s*\w*")
+_AFTER_TEXT = re.compile(r'"(?:[^"\\\n]|\\.)+"i?[ \t]+\w+::\w+')
+# White space of JSON as an expression; llguidance takes any as a schema's own, and the answer would be no JSON.
+_ONE = r"(?:[ \t\n\r]|\\[tnr]|\\x(?:20|0[9aAdD]))"
+_SPACE = rf"(?:(?:{_ONE}|\[{_ONE}+\])(?:[*+?]|\{{[0-9]{{1,4}}(?:,[0-9]{{0,4}})?\}})?)*"
+_SPACES = {"whitespace_pattern": _SPACE, "item_separator": f"{_SPACE},{_SPACE}", "key_separator": f"{_SPACE}:{_SPACE}"}
 
 
 def with_room(call: Callable[[], T]) -> T:
@@ -84,16 +93,31 @@ def check_grammar(text: str) -> None:
         raise _too_much("grammar", "rules and brackets", RULES, levels)
     if rest.count("&") > TOGETHER:
         raise _too_much("grammar", "expressions that must match together", TOGETHER, rest.count("&"))
+    if changed := _CHANGED.search(_AFTER_TEXT.sub("", rest)):
+        hint = 'Write a text in quotes right before the rule: "a" rule::incr(_).'
+        raise RequestError("a parameter changes where no text was", field="grammar", got=changed[0], hint=hint)
 
 
-def check_regex(text: str) -> None:
+def check_regex(text: str, field: str = "regex") -> None:
     """Refuse half an escape at the end, which llguidance would leave out.
 
     Raises:
         RequestError: there is one.
     """
     if (len(text) - len(text.rstrip("\\"))) % 2:
-        raise RequestError("ends in half an escape", field="regex", got=text[-9:])
+        raise RequestError("ends in half an escape", field=field, got=text[-9:])
+
+
+def check_guidance(tree: Node) -> None:
+    """Refuse separators of a schema's own that would make its answers something else than JSON.
+
+    Raises:
+        RequestError: which.
+    """
+    own = dict(_named(tree, "x-guidance"))
+    for key in _SPACES.keys() & own.keys():
+        if not (isinstance(own[key], str) and re.fullmatch(_SPACES[key], own[key])):
+            raise RequestError(f"{key} lets in what is no JSON", field="schema", got=own[key])
 
 
 def check_schema(tree: Node, field: str = "schema") -> None:
@@ -109,6 +133,9 @@ def check_schema(tree: Node, field: str = "schema") -> None:
         raise _too_much(field, "levels through references", LEVELS, levels)
     for node, _ in nodes:
         _check_numbers(node, field)
+        for text in (node.get("pattern"), *(name for name, _ in _named(node, "patternProperties"))):
+            if isinstance(text, str):
+                check_regex(text, field)
     joined = any("allOf" in node or ("$ref" in node and len(node) > 1) for node, _ in nodes)
     for group in _together(tree, [node for node, _ in nodes], field) if joined else ([node] for node, _ in nodes):
         _check_group(group, field)
@@ -165,6 +192,9 @@ def _check_group(group: Sequence[Node], field: str) -> None:
     texts = {(key, text) for node in group for key in ("pattern", "format") if isinstance(text := node.get(key), str)}
     if len(texts) > TOGETHER:
         raise _too_much(field, "patterns and formats that may hold for one text", TOGETHER, len(texts))
+    names = {name for node in group for name in (*dict(_named(node, "properties")), *_required(node))}
+    if len(names) > PROPERTIES:
+        raise _too_much(field, "properties that may hold for one object", PROPERTIES, len(names))
     for (open_, ends), sign in ((("exclusiveMinimum", _HIGH), 1), (("exclusiveMaximum", _LOW), -1)):
         borders = [value for node in group if _number(value := node.get(open_)) and value == int(value)]
         others = [value for node in group for key in ends if _number(value := node.get(key))]
@@ -210,6 +240,11 @@ def _named(node: Node, key: str) -> Iterator[tuple[str, Any]]:
     return iter(value.items()) if isinstance(value, Mapping) else iter(())
 
 
+def _required(node: Node) -> Iterator[str]:
+    value = node.get("required")
+    return (name for name in value if isinstance(name, str)) if isinstance(value, list) else iter(())
+
+
 def _target(tree: Any, ref: str) -> Any:
     """Where a reference leads, if it says so by the way there."""
     if ref != "#" and not ref.startswith("#/"):
@@ -218,6 +253,7 @@ def _target(tree: Any, ref: str) -> Any:
         name = name.replace("~1", "/").replace("~0", "~")
         if isinstance(tree, Mapping):
             tree = tree.get(name)
-        else:
-            tree = tree[int(name)] if isinstance(tree, list) and name.isdecimal() and int(name) < len(tree) else None
+        else:  # so few digits that no list is longer, and that Python reads them
+            place = int(name) if name.isdecimal() and len(name) < 9 else -1
+            tree = tree[place] if isinstance(tree, list) and 0 <= place < len(tree) else None
     return tree

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from cutaway.errors import CutawayError, RequestError
 from cutaway.formats.strict_json import parse_json
-from cutaway.generation.bounds import check_grammar, check_regex, check_schema, with_room
+from cutaway.generation.bounds import check_grammar, check_guidance, check_regex, check_schema, with_room
 from cutaway.generation.logits import NEVER
 from cutaway.generation.token_bytes import vocabulary
 from cutaway.tokenizers.tokenizer import Tokenizer
@@ -89,6 +89,7 @@ def _schema(schema: object) -> str:
     if not isinstance(tree, dict):
         raise RequestError("not a schema", field="schema", expected="a JSON object", got=tree)
     check_schema(tree)
+    check_guidance(tree)
     return text
 
 
@@ -205,8 +206,11 @@ def _library(kind: str) -> ModuleType:
 def _compiled(library: ModuleType, constraint: Constraint) -> str:
     make = library.LLMatcher
     if constraint.kind == "schema":
-        # White space may be as a schema's own x-guidance says; what llguidance does not know is refused in any case.
-        space = {} if '"x-guidance"' in constraint.text else {"whitespace_pattern": SPACE}
+        # A pattern of the schema's own comes before this one; none is wanted where it says that all is tight. What
+        # llguidance does not know is refused in any case.
+        own = json.loads(constraint.text).get("x-guidance")
+        tight = isinstance(own, dict) and own.get("whitespace_flexible") is False
+        space = {} if tight else {"whitespace_pattern": SPACE}
         return str(make.grammar_from_json_schema(constraint.text, space, {"lenient": False}))
     return str((make.grammar_from_lark if constraint.kind == "grammar" else make.grammar_from_regex)(constraint.text))
 
@@ -219,11 +223,17 @@ def _no_panic(kind: str) -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise RequestError("llguidance broke down over it", field=kind) from error
+        raise _broken(kind) from error
+
+
+def _broken(kind: str) -> RequestError:
+    return RequestError("llguidance broke down over it", field=kind)
 
 
 def _failed(matcher: Any, kind: str, what: str) -> RequestError:
     if "NoExtensionBias" in matcher.get_error():
         return RequestError("no text has this form", field=kind)
+    if "panic:" in matcher.get_error():
+        return _broken(kind)
     said = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
     return RequestError(f"{what}: {said[:LONGEST]}", field=kind)

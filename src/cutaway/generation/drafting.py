@@ -26,6 +26,17 @@ class Guesser(Protocol):
     tokenizer: Tokenizer | None
 
 
+def network_of(model: Transformer) -> Transformer:
+    """The model, if it is no ``cutaway.Model`` around one.
+
+    Raises:
+        RequestError: it is.
+    """
+    if isinstance(model, Guesser):
+        raise RequestError("a session reads with the network itself", field="model", hint="Give model.transformer.")
+    return model
+
+
 @dataclass(frozen=True, slots=True)
 class Drafting:
     """Who guesses, None for what stands in the text already; and how many tokens at a time, at most."""

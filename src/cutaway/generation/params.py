@@ -107,7 +107,7 @@ def _lengths(own: GenerationSettings, max_tokens: object) -> tuple[int | None, i
     """Most tokens of the answer, and of prompt and answer together, if a call leaves its length out."""
     if max_tokens is None:
         return None, None
-    if max_tokens != "auto":
+    if not (isinstance(max_tokens, str) and max_tokens == "auto"):
         return whole("max_tokens", max_tokens, 0), None
     if own.max_new_tokens is None and own.max_length is not None:
         return None, own.max_length
@@ -129,7 +129,7 @@ def _search(own: GenerationSettings, num_beams: int | None, temperature: float |
 
 
 def _early(value: object) -> bool | str:
-    if isinstance(value, bool) or value == "never":
+    if isinstance(value, bool) or (isinstance(value, str) and value == "never"):
         return value
     raise RequestError("unknown value", field="early_stopping", expected='True, False or "never"', got=value)
 

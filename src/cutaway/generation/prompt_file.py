@@ -16,6 +16,7 @@ from cutaway.generation.options import Options, check_names
 from cutaway.generation.voice import Prompt
 
 LONGEST = 64 << 20  # bytes of a line
+LONG = 20  # digits: more than any token has, and than Python would read for ever
 _JSON, _TEXT = (".jsonl", ".ndjson", ".json"), (".txt",)
 T = TypeVar("T")
 _BOM = b"\xef\xbb\xbf"
@@ -124,7 +125,7 @@ def _json_line(data: bytes, where: str) -> Line:
     options: Any = {name: option for name, option in value.items() if option is not None}
     with_line(where, check_names, options)
     biases = options.get("logit_bias")
-    if isinstance(biases, dict) and all(key.isdecimal() for key in biases):  # JSON's keys are texts
+    if isinstance(biases, dict) and all(key.isdecimal() and len(key) < LONG for key in biases):  # JSON's keys are texts
         options["logit_bias"] = {int(key): bias for key, bias in biases.items()}
     return Line(where, field, prompt, options, rest)
 

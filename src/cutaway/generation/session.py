@@ -12,7 +12,11 @@ from torch import Tensor
 from cutaway.cache import KvDtype, Source
 from cutaway.errors import RequestError
 from cutaway.formats.files import StrPath
+from cutaway.formats.paths import usable_path
 from cutaway.generation import saved
+from cutaway.generation.checks import flag, whole
+from cutaway.generation.drafting import network_of
+from cutaway.generation.inputs import each_row, places_of, shared
 from cutaway.generation.reading import check_length
 from cutaway.generation.steady import unembedded
 from cutaway.models import Transformer
@@ -60,10 +64,12 @@ class Session:
         paged: bool = False,
         most_pages: int | None = None,
     ) -> None:
-        self._model = model
-        self._steady = steady
+        self._model = network_of(model)
+        self._steady = flag("steady", steady)
         self._kv_dtype = kv_dtype
-        self._paged = paged
+        self._paged = flag("paged", paged)
+        whole("batch", batch, 0)
+        whole("capacity", capacity, 0)
         # A ring's slots are out of order, and a sum's order is what steadiness is about.
         self._cache = model.new_cache(
             batch,
@@ -117,8 +123,9 @@ class Session:
 
     def _extend(self, rows: Sequence[Sequence[int]], tap: Tap | None, seen: Seen | None, each: bool) -> Tensor:
         """Read, and give logits after each row's last token ([batch, vocab]) or after each new one ([new, vocab])."""
+        rows = each_row(rows, len(self.tokens), self._model.spec.vocab_size)
         before = [len(held) for held in self.tokens]
-        check_length(self._model, max(n + len(new) for n, new in zip(before, rows, strict=True)))
+        check_length(self._model, max((n + len(new) for n, new in zip(before, rows, strict=True)), default=0))
         self.adopted = [0] * len(before)
         try:
             watched = tap is not None or seen is not None or each  # by somebody who is to see every token
@@ -141,8 +148,9 @@ class Session:
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order; a row may be taken twice."""
-        self._cache.select(list(rows))
-        self.tokens = [list(self.tokens[row]) for row in rows]
+        chosen = places_of(rows, "rows", len(self.tokens) - 1, "no such row")
+        self._cache.select(chosen)
+        self.tokens = [list(self.tokens[row]) for row in chosen]
         self.adopted = [0] * len(self.tokens)
 
     def join(self, rows: int = 1, salt: bytes = b"") -> None:
@@ -156,6 +164,9 @@ class Session:
         Raises:
             RequestError: rows have a source, which new ones would lack.
         """
+        whole("rows", rows, 0)
+        if not isinstance(salt, bytes):
+            raise RequestError("not bytes", field="salt", got=salt)
         self._cache.join(rows, salt)
         self.tokens += [[] for _ in range(rows)]
         self.adopted += [0] * rows
@@ -169,10 +180,9 @@ class Session:
         Raises:
             RequestError: there is no such row.
         """
-        chosen = [*range(len(self.tokens))] if rows is None else list(rows)
-        for row in chosen:
-            if not 0 <= row < len(self.tokens):
-                raise RequestError("no such row", field="rows", expected=f"0…{len(self.tokens) - 1}", got=row)
+        chosen = (
+            [*range(len(self.tokens))] if rows is None else places_of(rows, "rows", len(self.tokens) - 1, "no such row")
+        )
         other = copy(self)
         other._cache = self._cache.fork(chosen)
         other.tokens = [list(self.tokens[row]) for row in chosen]
@@ -190,11 +200,10 @@ class Session:
         Raises:
             RequestError: not as many texts as rows.
         """
-        if len(rows) != len(self.tokens):
-            raise RequestError("not a text for each row", field="rows", expected=len(self.tokens), got=len(rows))
-        shared = [_shared(held, row[:-1]) for held, row in zip(self.tokens, rows, strict=True)]
-        self.rewind(shared)
-        return shared
+        rows = each_row(rows, len(self.tokens), self._model.spec.vocab_size)
+        kept = [shared(held, row[:-1]) for held, row in zip(self.tokens, rows, strict=True)]
+        self.rewind(kept)
+        return kept
 
     def save(self, path: StrPath) -> None:
         """Keep it in one file; ``path`` is the old file or the whole new one at every moment.
@@ -207,7 +216,7 @@ class Session:
         """
         if not self.tokens:
             raise RequestError("there are no rows to save", field="session", path=path)
-        saved.write(path, self._model, self.tokens, self._cache, self._steady, self._kv_dtype, self._paged)
+        saved.write(usable_path(path), self._model, self.tokens, self._cache, self._steady, self._kv_dtype, self._paged)
 
     @classmethod
     def load(cls, model: Transformer, path: StrPath) -> Session:
@@ -223,7 +232,7 @@ class Session:
             ShapeMismatch: its tensors are not those of this model's cache.
             ResourceError: there is too little memory.
         """
-        found = saved.read(path, model)
+        found = saved.read(usable_path(path), network_of(model))
         session = cls(model, len(found.tokens), 1, found.source, found.steady, found.kv_dtype, found.paged)
         found.fill(session._cache, path)
         session.tokens = found.tokens
@@ -235,11 +244,9 @@ class Session:
         Raises:
             RequestError: a row is not that long.
         """
-        for held, n in zip(self.tokens, lengths, strict=True):
-            if not 0 <= n <= len(held):
-                raise RequestError("no such place", field="lengths", expected=f"0…{len(held)}", got=n)
-        self._cache.rewind(list(lengths))
-        self.tokens = [held[:n] for held, n in zip(self.tokens, lengths, strict=True)]
+        kept = places_of(lengths, "lengths", [len(held) for held in self.tokens], "no such place")
+        self._cache.rewind(kept)
+        self.tokens = [held[:n] for held, n in zip(self.tokens, kept, strict=True)]
 
     def _read(self, rows: Sequence[Sequence[int]], tap: Tap | None, seen: Seen | None) -> Tensor:
         """The final hidden state of each row's last new token. [batch, d_model]"""
@@ -305,8 +312,3 @@ class Session:
                 rest[row] = new[max(0, found - len(held)) :]
                 self.adopted[row] = found - n
         return rest
-
-
-def _shared(one: Sequence[int], two: Sequence[int]) -> int:
-    """Tokens that both begin with."""
-    return next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
