@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 import cutaway
-from cutaway.generation.session import CHUNK
+from cutaway.generation.passes import CHUNK
 
 ROOT = Path(__file__).parents[1]
 

@@ -54,16 +54,14 @@ class Scripted:
     device = torch.device("cpu")
     warned_length: bool = False
 
+    steps = None  # every pass is a whole one
+
     def new_cache(self, batch: int, capacity: int, **_: Any) -> _Cache:
         return _Cache([0] * batch)
 
     def hidden(self, ids: Tensor, positions: Tensor, cache: _Cache, tap: Any = None, **_: Any) -> Tensor:
         cache.lengths = [n + int((row >= 0).sum()) for n, row in zip(cache.lengths, positions, strict=True)]
         return positions[..., None].float()
-
-    def step(self, *_: Any) -> None:
-        """Every pass is a whole one."""
-        return None
 
     def unembed(self, x: Tensor, tap: Any = None) -> Tensor:
         said = torch.tensor(self.script)[x[..., 0].long().clamp(0, len(self.script) - 1)]

@@ -246,7 +246,7 @@ def test_cancelled_in_a_pass(model: Model, watched: Watched, way: str) -> None:
 
 
 def test_cancelled_while_a_long_prompt_is_read(model: Model, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cutaway.generation.session.CHUNK", 4)
+    monkeypatch.setattr("cutaway.generation.passes.CHUNK", 4)
     prompt = tiny.ids(60).tolist()
 
     async def main() -> None:

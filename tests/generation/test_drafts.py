@@ -137,7 +137,7 @@ def test_rotary_positions_that_change_with_the_length(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_logits_after_each_token(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of ragged rows, some with none, and in pieces: those of one plain pass over each text."""
-    import cutaway.generation.session as module
+    import cutaway.generation.passes as module
 
     model = model_of(name).transformer
     for size in (512, 4):

@@ -148,7 +148,7 @@ def test_score_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", families("llama", "gemma3"))
 def test_a_long_prompt_is_read_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import cutaway.generation.session as module
+    import cutaway.generation.passes as module
 
     model = model_of(name)
     whole = model.generate(prompts(), max_tokens=5, temperature=0)

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 import cutaway
 from cutaway.errors import RequestError
 from cutaway.generation import generate as loop
-from cutaway.generation import logprobs, row, session
+from cutaway.generation import logprobs, passes, row
 from cutaway.generation.logprobs import TokenLogprob
 from cutaway.generation.result import Timing, Usage
 from cutaway.model import Model
@@ -98,7 +98,7 @@ def test_only_when_asked(model: Model) -> None:
 @pytest.mark.parametrize("how", [{"n": 2, "temperature": 1.0, "seed": 4}, {"num_beams": 3, "n": 2}, {}])
 def test_of_every_prompt_of_a_batch(model: Model, hf: Any, how: dict[str, Any], monkeypatch: Any) -> None:
     """Ragged, in pieces that fall anywhere, with several answers each, by beams."""
-    monkeypatch.setattr(session, "CHUNK", 5)
+    monkeypatch.setattr(passes, "CHUNK", 5)
     monkeypatch.setattr(logprobs, "LARGEST", 3 * 64)
     found = model.generate(PROMPTS, max_tokens=3, prompt_logprobs=2, **how)
     n = how.get("n", 1)
@@ -120,7 +120,7 @@ def test_the_same_bits_as_score(model: Model) -> None:
         model.transformer.use_kernels(deterministic)  # whose sums know no company in any case
         how = {"max_tokens": 0, "prompt_logprobs": 0, "deterministic": deterministic}
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(session, "CHUNK", 4)
+            patch.setattr(passes, "CHUNK", 4)
             patch.setattr(logprobs, "LARGEST", 7 * 64)
             found = model.generate(PROMPTS, **how)
         for prompt, result in zip(PROMPTS, found, strict=True):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cutaway.cache import build, pages
 from cutaway.errors import ContextExceeded, RequestError
-from cutaway.generation import session as module
+from cutaway.generation import passes as module
 from cutaway.generation.session import Session
 from cutaway.inspection import Recorder
 from cutaway.models import Transformer

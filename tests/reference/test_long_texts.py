@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cutaway.generation import session as session_module
+from cutaway.generation import passes as session_module
 from cutaway.generation.session import Session
 from cutaway.models import Transformer
 from cutaway.modules.rotary import text_lengths

@@ -98,7 +98,7 @@ class ContiguousStore:
         self._table.positions.scatter_(1, positions, positions)
         level = min(lengths) + 1 == need
         self._slots = Slots((positions[0] if level else positions).to(self._device))
-        keys = self._table.positions[:, :need].clone()
+        keys = self._table.positions[:, :need]
         return {rule: plan_step(rule, positions, keys, need if level else None, self._device) for rule in rules}
 
     def view(self, index: int, plan: MaskPlan) -> LayerView:

@@ -110,7 +110,7 @@ class SlidingStore:
         self._table.positions.scatter_(1, slots, positions)
         level = min(lengths) + 1 == need
         self._slots = Slots((slots[0] if level else slots).to(self._device))
-        keys = self._table.positions[:, : min(need, self._size)].clone()
+        keys = self._table.positions[:, : min(need, self._size)]
         return {rule: plan_step(rule, positions, keys, need if level else None, self._device) for rule in rules}
 
     def view(self, index: int, plan: MaskPlan) -> LayerView:

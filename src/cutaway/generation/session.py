@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,17 +16,11 @@ from cutaway.generation import saved
 from cutaway.generation.checks import flag, whole
 from cutaway.generation.drafting import network_of
 from cutaway.generation.inputs import each_row, places_of, shared
+from cutaway.generation.passes import Passes, Seen
 from cutaway.generation.reading import check_length
 from cutaway.generation.steady import unembedded
 from cutaway.models import Transformer
-from cutaway.models.batch import pad
-from cutaway.modules.attention import How
-from cutaway.modules.steady import ROWS
 from cutaway.modules.tap import Tap
-
-# Final states of each row's next tokens, [batch, piece, d_model], and how many of them are real.
-Seen: TypeAlias = Callable[[Tensor, Sequence[int]], None]
-CHUNK = 512  # tokens of a prompt that are run at once: bounds the memory of a long one
 
 
 class Session:
@@ -131,12 +124,13 @@ class Session:
             watched = tap is not None or seen is not None or each  # by somebody who is to see every token
             rest = self._adopt(rows) if self._paged and not watched else rows
             behind = [held[n:] for held, n in zip(self.tokens, self._cache.lengths, strict=True)]
+            passes = Passes(self._model, self._cache, self._steady, self._paged, self.between)
             if any(behind):
-                self._read(behind, None, None)
-            found = self._read_each(rest) if each else self._read(rest, tap, seen)
-            logits = (
-                unembedded(self._model, found, tap) if self._steady else self._model.unembed(found[:, None], tap)[:, 0]
-            )
+                passes.read(behind)
+            logits = None if tap is not None or seen is not None else self._step(rest)
+            if logits is None:
+                found = passes.read_each(rest) if each else passes.read(rest, tap, seen)
+                logits = self._unembed(found, tap)
             for held, new in zip(self.tokens, rows, strict=True):
                 held.extend(new)
         except BaseException:
@@ -248,60 +242,20 @@ class Session:
         self._cache.rewind(kept)
         self.tokens = [held[:n] for held, n in zip(self.tokens, kept, strict=True)]
 
-    def _read(self, rows: Sequence[Sequence[int]], tap: Tap | None, seen: Seen | None) -> Tensor:
-        """The final hidden state of each row's last new token. [batch, d_model]"""
-        last = self._nothing(len(rows))
-        for hidden, counts in self._passes(rows, tap):
-            lengths = counts.tolist()
-            if seen is not None:
-                seen(hidden, lengths)
-            if len(set(lengths)) == 1:  # as in every step of a single answer: fewer small operations
-                last = hidden[:, lengths[0] - 1]
-                continue
-            ends = hidden[torch.arange(len(rows), device=hidden.device), (counts - 1).clamp(min=0)]
-            last = torch.where(counts[:, None] > 0, ends, last)
-        return last
+    def _step(self, rows: Sequence[Sequence[int]]) -> Tensor | None:
+        """Logits after one new token in each row, or None where that is not all that there is to do."""
+        steps = self._model.steps
+        if steps is None or self._paged or any(len(new) != 1 for new in rows):
+            return None
+        if self.between is not None:
+            self.between()
+        return steps([new[0] for new in rows], self._cache, "steady" if self._steady else self._model.attention)
 
-    def _read_each(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """That of each new token, row after row. [new tokens, d_model]"""
-        if all(len(new) == 1 for new in rows):  # as in every step without guesses: fewer small operations
-            if self.between is not None:
-                self.between()
-            how: How | None = "steady" if self._steady else None
-            if not self._paged and (hidden := self._model.step([new[0] for new in rows], self._cache, how)) is not None:
-                return hidden[:, 0]
-        states, owners = [self._nothing(0)], [torch.zeros(0, dtype=torch.long, device=self._model.device)]
-        for hidden, counts in self._passes(rows, None, one_by_one=True):
-            real = torch.arange(hidden.shape[1], device=hidden.device) < counts[:, None]
-            states.append(hidden[real])
-            owners.append(real.nonzero()[:, 0])
-        return torch.cat(states)[torch.cat(owners).argsort(stable=True)]
-
-    def _nothing(self, n: int) -> Tensor:
-        """[n, d_model]"""
-        return torch.zeros(n, self._model.spec.d_model, dtype=self._model.dtype, device=self._model.device)
-
-    def _passes(
-        self, rows: Sequence[Sequence[int]], tap: Tap | None, *, one_by_one: bool = False
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Read in passes of bounded length: the final hidden states, and how many of each row are tokens.
-
-        [batch, query, d_model] and [batch]
-        """
-        model = self._model
-        lengths = torch.tensor([n + len(new) for n, new in zip(self._cache.lengths, rows, strict=True)])
-        for start in range(0, max(map(len, rows)), CHUNK):
-            if self.between is not None:
-                self.between()
-            pieces = [list(new[start : start + CHUNK]) for new in rows]
-            ids, steps = pad(pieces, multiple=ROWS if self._steady else 1)
-            positions = torch.where(steps >= 0, torch.tensor(self._cache.lengths)[:, None] + steps, -1)
-            reach = positions + 1 if one_by_one else lengths
-            how: How | None = "steady" if self._steady else None
-            hidden = model.hidden(ids, positions, cache=self._cache, tap=tap, lengths=reach, how=how)
-            if self._paged and tap is None:  # an edit makes keys and values that are not the model's own
-                self._cache.note(pieces)
-            yield hidden, torch.tensor([len(piece) for piece in pieces], device=model.device)
+    def _unembed(self, rows: Tensor, tap: Tap | None) -> Tensor:
+        """Logits. [rows, d_model] → [rows, vocab]"""
+        if self._steady:
+            return unembedded(self._model, rows, tap)
+        return self._model.unembed(rows[:, None], tap)[:, 0]
 
     def _adopt(self, rows: Sequence[Sequence[int]]) -> list[Sequence[int]]:
         """Take over what others have read of these rows' texts, all but a last token; what is left of the new ones."""

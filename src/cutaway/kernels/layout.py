@@ -111,6 +111,7 @@ class Keys(_Struct):
         ("v_slot", c_int64),
         ("count", c_int64),
         ("positions", c_void_p),
+        ("apart", c_int64),
     )
 
 
@@ -120,9 +121,11 @@ class Group(_Struct):
     _fields_ = (
         ("cos", c_void_p),
         ("sin", c_void_p),
+        ("turns", c_void_p),
         ("slots", c_void_p),
         ("count", c_int64),
         ("positions", c_void_p),
+        ("apart", c_int64),
     )
 
 
@@ -155,6 +158,12 @@ class Pass(_Struct):
         ("q", c_void_p),
         ("half", c_int64),
         ("norm", Norm),
+        ("table", POINTER(Matrix)),
+        ("ids", c_void_p),
+        ("head", POINTER(Matrix)),
+        ("logits", c_void_p),
+        ("scale", c_float),
+        ("unused", c_float),
     )
 
 

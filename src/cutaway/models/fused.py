@@ -39,7 +39,7 @@ class Tokens:
         flat = queries.reshape(-1)
         self.whole = int(flat.amin()) >= 0
         if self.whole:
-            (self.places, self.rows), self.positions = _all(self.batch, self.n), flat.contiguous()
+            (self.places, self.rows), self.positions = tokens_of(self.batch, self.n), flat.contiguous()
         else:
             self.places = (flat >= 0).nonzero()[:, 0]
             self.rows, self.positions = self.places // self.n, flat[self.places]
@@ -52,7 +52,7 @@ class Tokens:
 
 
 @lru_cache(maxsize=64)
-def _all(batch: int, n: int) -> tuple[Tensor, Tensor]:
+def tokens_of(batch: int, n: int) -> tuple[Tensor, Tensor]:
     """Places and rows where no token is a pad. Nobody writes to them."""
     places = torch.arange(batch * n)
     return places, places // n
@@ -76,8 +76,11 @@ class Groups:
         key = (id(plan), id(slots), id(rotary))
         if key not in self._known:
             self._known[key] = len(self._structs)
-            keys, mine = plan.keys.expand(self._tokens.batch, -1).contiguous(), self._tokens.slots(slots)
-            struct = c.Group(slots=mine.data_ptr(), count=keys.shape[1], positions=keys.data_ptr())
+            keys, mine = plan.keys.expand(self._tokens.batch, -1), self._tokens.slots(slots)
+            assert keys.stride(1) == 1
+            struct = c.Group(
+                slots=mine.data_ptr(), count=keys.shape[1], positions=keys.data_ptr(), apart=keys.stride(0)
+            )
             self._held += [plan, slots, rotary, keys, mine]
             if rotary is not None:
                 cos, sin = (table.expand(self._tokens.batch, -1, -1).contiguous() for table in rotary)
@@ -122,12 +125,17 @@ class FusedStack:
 
     def __init__(self, blocks: Iterable[Block], norm: nn.Module, native: NativeLibrary) -> None:
         self._blocks = [*blocks]
-        self._norm = norm
-        self._native = native
+        self.norm = norm
+        self.native = native
         self._kept: Kept | None = None
         self._hooks = (norm._forward_hooks, norm._forward_pre_hooks)
         self.known = [None if why_not(block.spec) else LaidOut(block) for block in self._blocks]
         self._inner = [hooks for laid in self.known if laid is not None for hooks in laid.hooks]
+
+    @property
+    def entire(self) -> bool:
+        """Whether every layer is known."""
+        return None not in self.known
 
     @property
     def watched(self) -> bool:
@@ -135,7 +143,7 @@ class FusedStack:
         return any(self._hooks) or any(self._inner)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FusedStack, (self._blocks, self._norm, self._native)
+        return FusedStack, (self._blocks, self.norm, self.native)
 
     def __call__(self, x: Tensor, cache: Cache, inputs: Inputs) -> Tensor:
         """As the blocks one after the other, and the norm. [batch, query, d_model] → the same"""
@@ -146,10 +154,9 @@ class FusedStack:
                 x = block(x, inputs(i))
             return self._finish(x)
         tokens = Tokens(first.view.plan.queries)
-        memory = cache.memory() if isinstance(cache, StoredCache) and not self.watched else None
-        kept = self._kept  # of whichever thread came last: looked at once
-        if kept is not None and self._fits(kept, memory):
+        if isinstance(cache, StoredCache) and (kept := self.kept_for(cache)) is not None:
             return self._again(x, inputs, tokens, kept)
+        memory = cache.memory() if isinstance(cache, StoredCache) and not self.watched else None
         i = 0
         while i < len(self._blocks):
             run: list[tuple[LaidOut, LayerInputs]] = []
@@ -172,21 +179,23 @@ class FusedStack:
 
     def _finish(self, x: Tensor) -> Tensor:
         """The norm after the last layer, where that was no native one."""
-        y: Tensor = self._norm(x)
+        y: Tensor = self.norm(x)
         return y
 
-    def _fits(self, kept: Kept, memory: tuple[object, ...] | None) -> bool:
-        """Whether the layers can be called with the very structs of an earlier pass."""
-        if memory is None or len(memory) != len(kept.memory):
-            return False
-        return all(held() is one for held, one in zip(kept.memory, memory, strict=True)) and kept.weights.current()
+    def kept_for(self, cache: StoredCache) -> Kept | None:
+        """The structs of an earlier pass, if all layers can be called with them in the one that was planned."""
+        kept = self._kept  # of whichever thread came last: looked at once
+        if kept is None or self.watched or (memory := cache.memory()) is None or len(memory) != len(kept.memory):
+            return None
+        there = all(held() is one for held, one in zip(kept.memory, memory, strict=True))
+        return kept if there and kept.weights.current() else None
 
     def _again(self, x: Tensor, inputs: Inputs, tokens: Tokens, kept: Kept) -> Tensor:
         """All layers, whose keys and values lie where they lay."""
         groups = Groups(tokens)
         for i in kept.first:  # of each group, in their order
             given = inputs(i)
-            groups.add(given.view.plan, _slots(given.view), given.rotary)
+            groups.add(given.view.plan, slots_of(given.view), given.rotary)
         return self._call(x, kept.layers, groups, tokens, last=True)
 
     def _run(
@@ -208,7 +217,7 @@ class FusedStack:
             layer.block = pointer(laid.struct)
             view = given.view
             if isinstance(view, SlotView):
-                k, v, slots = view.k, view.v, _slots(view)
+                k, v, slots = view.k, view.v, slots_of(view)
             else:  # nothing is remembered: one layer's keys and values may lie over another's
                 if _sizes(laid) not in scratch:
                     scratch[_sizes(laid)] = _empty(laid, tokens)
@@ -219,7 +228,12 @@ class FusedStack:
             if layer.group == len(first):
                 first.append(i)
         if memory is not None and len(run) == len(self._blocks):
-            self._kept = Kept(tuple(map(ref, memory)), joined(laid.weights for laid, _ in run), layers, first)
+            self._kept = Kept(
+                tuple(map(ref, memory)),
+                joined(laid.weights for laid, _ in run),
+                layers,
+                first,
+            )
         return self._call(x, layers, groups, tokens, last=last)
 
     def _halves(self, x: Tensor, laid: LaidOut, given: LayerInputs, tokens: Tokens, last: bool) -> Tensor:
@@ -258,9 +272,9 @@ class FusedStack:
             batch=tokens.batch,
             q=None if q is None else q.data_ptr(),
             half=half,
-            norm=laid_out_norm(self._norm if last else None),
+            norm=laid_out_norm(self.norm if last else None),
         )
-        self._native.layers(given, layers, groups.array())
+        self.native.layers(given, layers, groups.array())
         return y
 
 
@@ -271,7 +285,7 @@ def _is_direct(view: LayerView) -> bool:
     return isinstance(view, PassingView)
 
 
-def _slots(view: LayerView) -> Tensor:
+def slots_of(view: LayerView) -> Tensor:
     """Where a view that is direct writes."""
     assert isinstance(view, SlotView)
     assert isinstance(view.places, Slots)

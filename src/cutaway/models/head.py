@@ -63,12 +63,17 @@ class Head(nn.Module):
             x = self.transform(x)
             inner = None if tap is None else tap.at("head")
             x = x if inner is None else inner("transform", x)
-        logits = self.product(x, embedding if self.weight is None else self.weight, self.bias)
-        if self.spec.scale != 1.0:
-            logits = logits * self.spec.scale
-        if self.spec.soft_cap is not None:
-            logits = torch.tanh(logits / self.spec.soft_cap) * self.spec.soft_cap
+        logits = finished(self.product(x, embedding if self.weight is None else self.weight, self.bias), self.spec)
         return logits if tap is None else tap("logits", logits)
+
+
+def finished(logits: Tensor, spec: HeadSpec) -> Tensor:
+    """Scaled and capped. [..., vocab] → the same"""
+    if spec.scale != 1.0:
+        logits = logits * spec.scale
+    if spec.soft_cap is not None:
+        logits = torch.tanh(logits / spec.soft_cap) * spec.soft_cap
+    return logits
 
 
 class Pooler(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,8 +12,8 @@ from cutaway.cache import Cache, KvDtype, NoCache, Source, StoredCache, new_cach
 from cutaway.errors import RequestError
 from cutaway.models import ways
 from cutaway.models.batch import check_limit, check_positions
-from cutaway.models.fused import FusedStack
 from cutaway.models.head import Classifier, Head, Pooler
+from cutaway.models.steps import Steps
 from cutaway.modules.attention import How
 from cutaway.modules.embedding import Embedding
 from cutaway.modules.rotary import asks_length, text_lengths
@@ -49,6 +48,7 @@ class Transformer(nn.Module):
         self.source_embed = None if spec.source is None else Embedding(spec.source, rows, spec.d_model)
         self.encoder = Stack(spec.encoder, spec.d_model)
         self.decoder = Stack(spec.decoder, spec.d_model)
+        self.steps: Steps | None = None  # how a token at a time is run from id to logits: see use_kernels
         self.head: Head | Pooler | Classifier | None
         match spec.head:
             case HeadSpec():
@@ -139,24 +139,6 @@ class Transformer(nn.Module):
         at = None if tap is None else tap.at("embed")
         x = self.embed(ids.to(self.device), positions.to(self.device), at, _moved(types, self.device))
         return self._run(stack, scope, x, positions, segments, cache, tap, lengths, how)
-
-    def step(self, ids: Sequence[int], cache: StoredCache, how: How | None = None) -> Stream | None:
-        """What :meth:`hidden` makes of one more token in each row, where all layers run by the native library.
-
-        The same pass, without the checks and cases that it has no need of: what comes before the blocks and between
-        them takes longer than one would think, a token at a time.
-
-        Returns:
-            [batch, 1, d_model], or None where there is more to it; the cache is then as it was.
-        """
-        stack, whole = self.decoder, self.decoder.whole
-        if self.training or not isinstance(whole, FusedStack) or None in whole.known or whole.watched:
-            return None
-        positions = cache.advance()
-        if positions is None:
-            return None
-        x = self.embed(torch.tensor(ids)[:, None], positions)
-        return stack(x, positions, cache, None, how or self.attention, positions + 1 if self._asks_length else None)
 
     def encode(
         self,

@@ -13,17 +13,22 @@ from cutaway.kernels import Stored, library, multiply
 from cutaway.models.compiled import compiled_blocks
 from cutaway.models.fused import FusedStack
 from cutaway.models.head import Head
+from cutaway.models.steps import Steps
 from cutaway.modules.block import Block
+from cutaway.modules.embedding import Embedding
 from cutaway.modules.linear import Linear, Product
 from cutaway.modules.stack import Stack
 
 
 @runtime_checkable
 class Stacked(Protocol):
-    """A model of two stacks, either of which may be empty."""
+    """A model of two stacks, either of which may be empty; ``steps`` is how a token at a time is run, if otherwise."""
 
+    embed: Embedding
     encoder: Stack
     decoder: Stack
+    head: Any
+    steps: Steps | None
 
     @property
     def device(self) -> torch.device: ...
@@ -50,6 +55,7 @@ def compiled(model: Stacked, enabled: bool = True, **options: Any) -> None:
         hint = 'Load it with dtype="float32".'
         raise RequestError("weights in their file's form cannot be compiled", field="dtype", hint=hint)
     _multiply(model, F.linear)
+    model.steps = None
     for stack in (model.encoder, model.decoder):
         stack.whole = None
         stack.runners = [*compiled_blocks(_blocks(stack), **options)] if enabled else None
@@ -73,6 +79,9 @@ def native(model: Stacked, enabled: bool = True) -> bool:
         stack.runners = None
         stack.whole = FusedStack(blocks, stack.norm, found) if found is not None and blocks else None
     _multiply(model, F.linear if found is None else multiply)
+    whole, head = model.decoder.whole, model.head
+    able = isinstance(whole, FusedStack) and whole.entire and isinstance(head, Head)
+    model.steps = Steps(model.embed, model.decoder, head, whole) if able else None  # type: ignore[arg-type]
     return found is not None
 
 

@@ -21,7 +21,8 @@ struct Keys {
     int64_t k_row, k_head, k_slot;     // how far apart rows, heads and slots are
     int64_t v_row, v_head, v_slot;
     int64_t count;                     // slots that are read (filled in for each pass)
-    const int64_t* positions;          // of the keys, −1 for none: [batch, count]
+    const int64_t* positions;          // of the keys, −1 for none: [batch, count], rows so far apart:
+    int64_t apart;
 };
 
 struct Reading {
@@ -122,7 +123,7 @@ inline void attend(const Query* queries, int n, const Keys& keys, const Blocks& 
                    int64_t row, int64_t head, int64_t width) {
     const float* k = keys.k + row * keys.k_row + head * keys.k_head;
     const float* v = keys.v + row * keys.v_row + head * keys.v_head;
-    const int64_t* positions = keys.positions + row * keys.count;
+    const int64_t* positions = keys.positions + row * keys.apart;
     const float none = -std::numeric_limits<float>::infinity();
     float best[QUERIES], sum[QUERIES];
     for (int i = 0; i < n; i++) {

@@ -48,11 +48,13 @@ struct Block {
 
 // What layers with the same positions, slots and angles share in a pass.
 struct Group {
-    const float* cos;               // [batch · query, pairs]
+    const float* cos;               // [batch · query, pairs], or of each position where there are turns
     const float* sin;
+    const int64_t* turns;           // which row of those is each token's; null where they are in its place
     const int64_t* slots;           // where each token's keys and values go
     int64_t count;                  // slots that are read
-    const int64_t* positions;       // of the keys there, −1 for none: [batch, count]
+    const int64_t* positions;       // of the keys there, −1 for none: [batch, count], rows so far apart:
+    int64_t apart;
 };
 
 // A block, and where its keys and values are written and read.
@@ -77,6 +79,12 @@ struct Pass {
     float* q;                       // the turned queries, between the halves: [n, n_heads · d_head]
     int64_t half;                   // 1: up to keys and values; 2: from attention on; 0: all
     Norm norm;                      // of the stream after the last layer
+    // Of a whole step, from ids to logits; else null.
+    const Matrix* table;            // whose rows, times `scale`, are the stream
+    const int64_t* ids;
+    const Matrix* head;             // what the stream is multiplied by in the end, and not written to y
+    float* logits;                  // [n, rows of the head]
+    float scale, unused;
 };
 
 inline void normed(const Norm& norm, const float* x, float* y, int64_t width) {
@@ -117,7 +125,8 @@ class Runner {
     void run(const Layer* layers, int64_t count) {
         const int64_t d = layers[0].block->d_model, n = pass_.n;
         x_ = claim(0, n * d);
-        each(n, [&](int64_t i) { std::memcpy(x_ + i * d, pass_.x + pass_.places[i] * d, bytes(d)); });
+        if (pass_.table) each(n, [&](int64_t i) { look_up(i, d); });
+        else each(n, [&](int64_t i) { std::memcpy(x_ + i * d, pass_.x + pass_.places[i] * d, bytes(d)); });
         find_blocks(layers, count);
         for (int64_t i = 0; i < count; i++) {
             layer_ = layers + i;
@@ -125,6 +134,7 @@ class Runner {
             group_ = groups_ + layer_->group;
             run_block();
         }
+        if (pass_.head) return score(d);
         each(n, [&](int64_t i) { normed(pass_.norm, x_ + i * d, pass_.y + pass_.places[i] * d, d); });
     }
 
@@ -136,6 +146,18 @@ class Runner {
         static std::vector<float> held[12];
         if (held[which].size() < static_cast<size_t>(floats)) held[which].resize(static_cast<size_t>(floats));
         return held[which].data();
+    }
+
+    void look_up(int64_t i, int64_t d) {
+        with_format(pass_.table->format, [&](auto f) { expand_row<decltype(f)>(*pass_.table, pass_.ids[i], x_ + i * d); });
+        if (pass_.scale != 1.0f)
+            for (int64_t c = 0; c < d; c++) x_[i * d + c] *= pass_.scale;
+    }
+
+    void score(int64_t d) {
+        read_ = claim(1, pass_.n * padded(d));
+        read(pass_.norm, x_);
+        multiply({{pass_.head, read_, pass_.logits, pass_.n, padded(d), pass_.head->rows}});
     }
 
     void run_block() {
@@ -164,7 +186,7 @@ class Runner {
         each(n * pass_.batch, [&](int64_t i) {
             const Group& group = groups_[i / pass_.batch];
             const int64_t row = i % pass_.batch;
-            blocks_()[static_cast<size_t>(i)].find(group.positions + row * group.count, group.count);
+            blocks_()[static_cast<size_t>(i)].find(group.positions + row * group.apart, group.count);
         });
     }
 
@@ -238,7 +260,7 @@ class Runner {
     void place(const Attention& a, const Norm& norm, float* x, int64_t heads, int64_t i) {
         if (!a.norm_after) norm_heads(a, norm, x, heads);
         if (a.pairs) {
-            const int64_t at = pass_.places[i] * a.pairs;
+            const int64_t at = (group_->turns ? group_->turns : pass_.places)[i] * a.pairs;
             for (int64_t h = 0; h < heads; h++)
                 turned(x + h * a.d_head, group_->cos + at, group_->sin + at, a.pairs, a.interleaved != 0);
         }
@@ -264,6 +286,7 @@ class Runner {
         Keys keys = layer_->keys;
         keys.count = group_->count;
         keys.positions = group_->positions;
+        keys.apart = group_->apart;
         static std::vector<Tile> tiles;
         tiles.clear();
         for (int64_t i = 0; i < pass_.n;) {

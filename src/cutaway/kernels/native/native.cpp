@@ -76,20 +76,7 @@ int cutaway_expand(const Matrix* w, const int64_t* rows, float* y, int64_t n, in
     std::lock_guard<std::mutex> hold(turn);
     auto call = [&](int64_t from, int64_t to) {
         with_format(w->format, [&](auto f) {
-            using F = decltype(f);
-            const int64_t bytes = row_bytes<F>(w->cols);
-            for (int64_t i = from; i < to; i++) {
-                const uint8_t* row = w->data + (rows ? rows[i] : i) * bytes;
-                float* out = y + i * w->cols;
-                for (int64_t g = 0; g * GROUP < w->cols; g++) {
-                    Vec part[PARTS];
-                    alignas(32) float numbers[GROUP];
-                    expand_padded<F>(row, g, w->cols, part);
-                    for (int j = 0; j < PARTS; j++) store(numbers + j * LANES, part[j]);
-                    const int64_t some = std::min<int64_t>(GROUP, w->cols - g * GROUP);
-                    std::memcpy(out + g * GROUP, numbers, static_cast<size_t>(some) * sizeof(float));
-                }
-            }
+            for (int64_t i = from; i < to; i++) expand_row<decltype(f)>(*w, rows ? rows[i] : i, y + i * w->cols);
         });
     };
     auto work = [](const void* what, int64_t from, int64_t to) { (*static_cast<const decltype(call)*>(what))(from, to); };

@@ -60,7 +60,7 @@ class Pool {
 
   private:
     static constexpr uint64_t ROUND = uint64_t{1} << 32, CLOSED = ROUND - 1;
-    static constexpr int PATIENCE = 20000;  // looks before a thread goes to sleep: some hundred microseconds
+    static constexpr int PATIENCE = 60000;  // looks before a thread goes to sleep: about a millisecond, what comes between two tokens
 
     // Pieces, one after the other, until there are none.
     void take() {

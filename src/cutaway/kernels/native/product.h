@@ -96,6 +96,20 @@ inline void expand_padded(const uint8_t* row, int64_t i, int64_t width, Vec* out
 template <class F>
 inline int64_t row_bytes(int64_t width) { return width / F::SIZE * F::BYTES; }
 
+// A row of W as floats.
+template <class F>
+inline void expand_row(const Matrix& m, int64_t row, float* out) {
+    const uint8_t* data = m.data + row * row_bytes<F>(m.cols);
+    for (int64_t g = 0; g * GROUP < m.cols; g++) {
+        Vec part[PARTS];
+        alignas(64) float numbers[GROUP];
+        expand_padded<F>(data, g, m.cols, part);
+        for (int j = 0; j < PARTS; j++) store(numbers + j * LANES, part[j]);
+        const int64_t some = std::min<int64_t>(GROUP, m.cols - g * GROUP);
+        std::memcpy(out + g * GROUP, numbers, static_cast<size_t>(some) * sizeof(float));
+    }
+}
+
 // Rows from..to of W for every row of x.
 template <class F>
 inline void product_rows_of(const Product& p, int64_t from, int64_t to) {

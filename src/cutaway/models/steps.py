@@ -1,0 +1,145 @@
+"""One more token in each row, by one native call: an implementation of a pass, never another definition of it.
+
+A token at a time, what comes before the blocks and after them takes as long as a good part of the blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from ctypes import pointer
+
+import torch
+from torch import Tensor
+
+from cutaway.cache import StoredCache
+from cutaway.kernels import Stored
+from cutaway.kernels import layout as c
+from cutaway.models.fused import FusedStack, slots_of, tokens_of
+from cutaway.models.head import Head, finished
+from cutaway.models.laid_out import laid_out_norm
+from cutaway.modules.attention import How
+from cutaway.modules.embedding import Embedding
+from cutaway.modules.rotary import asks_length, rotary_table
+from cutaway.modules.stack import Stack
+from cutaway.spec import RotarySpec
+
+FEWEST = 1024  # positions whose angles are kept, to begin with
+
+
+class Steps:
+    """A token at a time in each row, where the native library knows all layers.
+
+    Args:
+        embed, stack, head: the model's parts.
+        whole: how the stack is run.
+    """
+
+    def __init__(self, embed: Embedding, stack: Stack, head: Head, whole: FusedStack) -> None:
+        self._embed, self._stack, self._head, self._whole = embed, stack, head, whole
+        spec, layers = embed.spec, stack.spec.layers
+        self._asks_length = any(asks_length(layer.attention.rotary) for layer in layers)
+        # Whether ids are looked up, run through the layers and scored, and nothing else comes between.
+        looked_up = spec.positions is None and not spec.types and spec.norm is None and embed.tokens is not None
+        self._plain = looked_up and head.spec.transform is None and not self._asks_length
+        self._hooks = [hooks for m in (embed, stack, head) for hooks in (m._forward_hooks, m._forward_pre_hooks)]
+        # cos and sin of the first positions, by what turns.
+        self._angles: dict[RotarySpec, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, ids: Sequence[int], cache: StoredCache, how: How) -> Tensor | None:
+        """Logits after one more token in each row, as ``Transformer.hidden`` and ``unembed`` make them.
+
+        Args:
+            ids: of the tokens.
+            cache: of the rows.
+            how: which implementation of attention.
+
+        Returns:
+            [batch, vocab], or None where there is more to it; the cache is then as it was.
+        """
+        if torch.is_grad_enabled() or self._stack.training or how not in ("fused", "steady"):
+            return None
+        if how == "steady" and self._whole.watched:  # the readable blocks' sums are steady for four rows, not for one
+            return None
+        positions = cache.advance()
+        if positions is None:
+            return None
+        if self._plain and (logits := self._at_once(ids, positions, cache)) is not None:
+            return logits
+        x = self._embed(torch.tensor(ids)[:, None], positions)
+        x = self._stack(x, positions, cache, None, how, positions + 1 if self._asks_length else None)
+        scores: Tensor = self._head(x, self._embed.table)
+        return scores[:, 0]
+
+    def _at_once(self, ids: Sequence[int], positions: Tensor, cache: StoredCache) -> Tensor | None:
+        """By one native call; None where somebody watches, or where weights or keys have moved."""
+        kept = None if any(self._hooks) else self._whole.kept_for(cache)
+        if kept is None:
+            return None
+        table, head = self._embed.table, self._embed.table if self._head.weight is None else self._head.weight
+        if not (_direct(table) and _direct(head)):
+            return None
+        n, tokens = len(ids), torch.tensor(ids)
+        places, rows = tokens_of(n, 1)
+        held = [tokens, positions]
+        groups = (c.Group * len(kept.first))(*self._groups(kept.first, n, positions, cache, held))
+        logits = torch.empty(n, head.shape[0])
+        self._whole.native.layers(
+            c.Pass(
+                n=n,
+                places=places.data_ptr(),
+                rows=rows.data_ptr(),
+                positions=positions.data_ptr(),
+                batch=n,
+                norm=laid_out_norm(self._whole.norm),
+                table=pointer(_matrix(table)),
+                ids=tokens.data_ptr(),
+                head=pointer(_matrix(head, self._head.bias)),
+                logits=logits.data_ptr(),
+                scale=self._embed.spec.scale,
+            ),
+            kept.layers,
+            groups,
+        )
+        return finished(logits, self._head.spec)
+
+    def _groups(
+        self, first: Sequence[int], n: int, positions: Tensor, cache: StoredCache, held: list[Tensor]
+    ) -> Iterator[c.Group]:
+        """What layers share; tensors that the structs point into are added to ``held``."""
+        for i in first:
+            view = cache.layer(i)
+            slots, keys = slots_of(view), view.plan.keys
+            if len(slots) != n or slots.dim() > 1:
+                slots = slots.expand(n, 1).reshape(-1).contiguous()
+            group = c.Group(
+                slots=slots.data_ptr(), count=keys.shape[1], positions=keys.data_ptr(), apart=keys.stride(0)
+            )
+            held += [slots, keys]
+            spec = self._stack.spec.layers[i].attention.rotary
+            if spec is not None:
+                cos, sin = self._turns(spec, max(cache.lengths))
+                group.cos, group.sin, group.turns = cos.data_ptr(), sin.data_ptr(), positions.data_ptr()
+                held += [cos, sin]
+            yield group
+
+    def _turns(self, spec: RotarySpec, n: int) -> tuple[Tensor, Tensor]:
+        """cos and sin of the first ``n`` positions, or more. [position, pair]"""
+        found = self._angles.get(spec)
+        if found is None or len(found[0]) < n:
+            places = torch.arange(max(FEWEST, 2 * n))[None]
+            cos, sin = rotary_table(spec, places, torch.float32)
+            found = self._angles[spec] = cos[0].contiguous(), sin[0].contiguous()
+        return found
+
+
+def _direct(weight: Tensor) -> bool:
+    """Whether the native library can read it where it lies."""
+    return isinstance(weight, Stored) or (weight.dtype is torch.float32 and weight.is_contiguous())
+
+
+def _matrix(weight: Tensor, bias: Tensor | None = None) -> c.Matrix:
+    at = None if bias is None else bias.data_ptr()
+    rows, cols = weight.shape
+    if isinstance(weight, Stored):
+        return c.Matrix(data=weight.raw.data_ptr(), bias=at, rows=rows, cols=cols, format=weight.format)
+    return c.Matrix(data=weight.data_ptr(), bias=at, rows=rows, cols=cols, format=0)
