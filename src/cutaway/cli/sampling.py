@@ -113,6 +113,8 @@ def stats_line(timing: dict[str, float | None], *results: Generation) -> str:
         return "–" if value is None else f"{value:,.1f} tokens/s"
 
     first, read = timing["first_token_s"], results[0].usage.prompt_tokens
+    if (found := results[0].timing) is not None:  # without what a conversation had read before
+        read = found.prompt_tokens
     written = sum(result.usage.completion_tokens for result in results)
     return (
         f"prefill {counted(read, 'token')}, {rate(timing['prefill_tokens_per_s'])}; "

@@ -48,7 +48,9 @@ class Session:
         most_pages: of 16 tokens each, that all rows and their forks may hold; None for no bound.
 
     Attributes:
+        model, steady, kv_dtype: as given.
         tokens: what each row has read.
+        busy: whether a call of ``generate`` is going on with it.
         between: called before each pass, of which a long prompt has several; what it raises breaks off.
         adopted: how many tokens each row took over last, rather than read.
     """
@@ -64,9 +66,9 @@ class Session:
         paged: bool = False,
         most_pages: int | None = None,
     ) -> None:
-        self._model = network_of(model)
-        self._steady = flag("steady", steady)
-        self._kv_dtype = kv_dtype
+        self.model = network_of(model)
+        self.steady = flag("steady", steady)
+        self.kv_dtype = kv_dtype
         self._paged = flag("paged", paged)
         whole("batch", batch, 0)
         whole("capacity", capacity, 0)
@@ -83,6 +85,7 @@ class Session:
         self.tokens: list[list[int]] = [[] for _ in range(batch)]
         self.between: Callable[[], None] | None = None
         self.adopted = [0] * batch
+        self.busy = False
 
     @property
     def free_pages(self) -> int | None:
@@ -123,9 +126,9 @@ class Session:
 
     def _extend(self, rows: Sequence[Sequence[int]], tap: Tap | None, seen: Seen | None, each: bool) -> Tensor:
         """Read, and give logits after each row's last token ([batch, vocab]) or after each new one ([new, vocab])."""
-        rows = each_row(rows, len(self.tokens), self._model.spec.vocab_size)
+        rows = each_row(rows, len(self.tokens), self.model.spec.vocab_size)
         before = [len(held) for held in self.tokens]
-        check_length(self._model, max((n + len(new) for n, new in zip(before, rows, strict=True)), default=0))
+        check_length(self.model, max((n + len(new) for n, new in zip(before, rows, strict=True)), default=0))
         self.adopted = [0] * len(before)
         try:
             watched = tap is not None or seen is not None or each  # by somebody who is to see every token
@@ -135,7 +138,7 @@ class Session:
                 self._read(behind, None, None)
             found = self._read_each(rest) if each else self._read(rest, tap, seen)
             logits = (
-                unembedded(self._model, found, tap) if self._steady else self._model.unembed(found[:, None], tap)[:, 0]
+                unembedded(self.model, found, tap) if self.steady else self.model.unembed(found[:, None], tap)[:, 0]
             )
             for held, new in zip(self.tokens, rows, strict=True):
                 held.extend(new)
@@ -186,7 +189,9 @@ class Session:
         other = copy(self)
         other._cache = self._cache.fork(chosen)
         other.tokens = [list(self.tokens[row]) for row in chosen]
-        other.adopted = [0] * len(chosen)
+        other.adopted, other.busy = [0] * len(chosen), False
+        if self.busy:
+            other.between = None  # the call's own
         return other
 
     def reuse(self, rows: Sequence[Sequence[int]]) -> list[int]:
@@ -200,7 +205,7 @@ class Session:
         Raises:
             RequestError: not as many texts as rows.
         """
-        rows = each_row(rows, len(self.tokens), self._model.spec.vocab_size)
+        rows = each_row(rows, len(self.tokens), self.model.spec.vocab_size)
         kept = [shared(held, row[:-1]) for held, row in zip(self.tokens, rows, strict=True)]
         self.rewind(kept)
         return kept
@@ -216,7 +221,7 @@ class Session:
         """
         if not self.tokens:
             raise RequestError("there are no rows to save", field="session", path=path)
-        saved.write(usable_path(path), self._model, self.tokens, self._cache, self._steady, self._kv_dtype, self._paged)
+        saved.write(usable_path(path), self.model, self.tokens, self._cache, self.steady, self.kv_dtype, self._paged)
 
     @classmethod
     def load(cls, model: Transformer, path: StrPath) -> Session:
@@ -267,10 +272,10 @@ class Session:
         if all(len(new) == 1 for new in rows):  # as in every step without guesses: fewer small operations
             if self.between is not None:
                 self.between()
-            how: How | None = "steady" if self._steady else None
-            if not self._paged and (hidden := self._model.step([new[0] for new in rows], self._cache, how)) is not None:
+            how: How | None = "steady" if self.steady else None
+            if not self._paged and (hidden := self.model.step([new[0] for new in rows], self._cache, how)) is not None:
                 return hidden[:, 0]
-        states, owners = [self._nothing(0)], [torch.zeros(0, dtype=torch.long, device=self._model.device)]
+        states, owners = [self._nothing(0)], [torch.zeros(0, dtype=torch.long, device=self.model.device)]
         for hidden, counts in self._passes(rows, None, one_by_one=True):
             real = torch.arange(hidden.shape[1], device=hidden.device) < counts[:, None]
             states.append(hidden[real])
@@ -279,7 +284,7 @@ class Session:
 
     def _nothing(self, n: int) -> Tensor:
         """[n, d_model]"""
-        return torch.zeros(n, self._model.spec.d_model, dtype=self._model.dtype, device=self._model.device)
+        return torch.zeros(n, self.model.spec.d_model, dtype=self.model.dtype, device=self.model.device)
 
     def _passes(
         self, rows: Sequence[Sequence[int]], tap: Tap | None, *, one_by_one: bool = False
@@ -288,16 +293,16 @@ class Session:
 
         [batch, query, d_model] and [batch]
         """
-        model = self._model
+        model = self.model
         lengths = torch.tensor([n + len(new) for n, new in zip(self._cache.lengths, rows, strict=True)])
         for start in range(0, max(map(len, rows)), CHUNK):
             if self.between is not None:
                 self.between()
             pieces = [list(new[start : start + CHUNK]) for new in rows]
-            ids, steps = pad(pieces, multiple=ROWS if self._steady else 1)
+            ids, steps = pad(pieces, multiple=ROWS if self.steady else 1)
             positions = torch.where(steps >= 0, torch.tensor(self._cache.lengths)[:, None] + steps, -1)
             reach = positions + 1 if one_by_one else lengths
-            how: How | None = "steady" if self._steady else None
+            how: How | None = "steady" if self.steady else None
             hidden = model.hidden(ids, positions, cache=self._cache, tap=tap, lengths=reach, how=how)
             if self._paged and tap is None:  # an edit makes keys and values that are not the model's own
                 self._cache.note(pieces)

@@ -13,6 +13,7 @@ from cutaway.generation.checks import check_ids
 from cutaway.generation.drafting import drafting
 from cutaway.generation.generate import Run
 from cutaway.generation.inputs import is_list, plain
+from cutaway.generation.ongoing import ongoing
 from cutaway.generation.options import Options
 from cutaway.generation.params import resolve
 from cutaway.generation.result import Generation
@@ -76,13 +77,14 @@ class Voice:
 
         Args:
             sampling: what the options come to.
-            options: say who guesses ahead.
+            options: say who guesses ahead, and what goes on.
             each: as for ``Run``.
         """
         draft, most = options.get("draft"), options.get("draft_tokens")
         ahead = drafting(draft, most, self.model, self.tokenizer, sampling.num_beams)
+        session = ongoing(options.get("session"), self.model, sampling, len(prompts))
         if self.model.spec.source is None:
-            return Run(self.model, self.tokenizer, prompts, sampling, None, each, ahead)
+            return Run(self.model, self.tokenizer, prompts, sampling, None, each, ahead, session)
         return Run(self.model, self.tokenizer, [self.start()] * len(prompts), sampling, prompts, each, ahead)
 
     def all_ids(self, prompt: Prompt | Sequence[Prompt]) -> list[list[int]]:
