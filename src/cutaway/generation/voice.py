@@ -112,7 +112,9 @@ class Voice:
                 raise RequestError("the prompt is empty", field=field, hint=hint)
             return ids or [tokenizer.bos_id]  # type: ignore[list-item]
         if not isinstance(items, (list, tuple)):
-            raise RequestError("not a prompt", field=field, expected="text, messages or token ids", got=items)
+            listed = "Messages come in a list, one alone too." if isinstance(items, Mapping) else None
+            wanted = "text, messages or token ids"
+            raise RequestError("not a prompt", field=field, expected=wanted, got=items, hint=listed)
         if not items:
             raise RequestError("the prompt is empty", field=field)
         if all(isinstance(item, Mapping) for item in items):
