@@ -74,13 +74,7 @@ class Session:
         whole("capacity", capacity, 0)
         # A ring's slots are out of order, and a sum's order is what steadiness is about.
         self._cache = model.new_cache(
-            batch,
-            capacity,
-            sliding=not steady,
-            source=source,
-            kv_dtype=kv_dtype,
-            paged=paged,
-            most_pages=most_pages,
+            batch, capacity, sliding=not steady, source=source, kv_dtype=kv_dtype, paged=paged, most_pages=most_pages
         )
         self.tokens: list[list[int]] = [[] for _ in range(batch)]
         self.between: Callable[[], None] | None = None
