@@ -64,7 +64,7 @@ def close(session: Session, logits: Tensor, rows: list[int] | None = None) -> No
     """What follows each row is what a plain pass says."""
     for row in range(len(session.tokens)) if rows is None else rows:
         with torch.no_grad():
-            plain = session._model(torch.tensor([session.tokens[row]]))[0, -1]
+            plain = session.model(torch.tensor([session.tokens[row]]))[0, -1]
         assert float((logits[row] - plain).abs().max()) <= 1e-4
 
 

@@ -107,6 +107,36 @@ def test_commands(talk: tuple[Conversation, list[str], list[str]], tmp_path: Pat
         chat.command("/exit")
 
 
+def test_what_was_said_is_not_read_again(folder: Path) -> None:
+    """Not after an answer that was stopped halfway either."""
+    model = cutaway.load(folder)
+    model.transformer.warned_length = True
+
+    def show(piece: str) -> None:
+        if stopped:
+            raise KeyboardInterrupt
+
+    for dtype in (None, "int8"):
+        options = {"max_tokens": 8, "temperature": 0, **({"kv_dtype": dtype} if dtype else {})}
+        chat, stopped = Conversation(model, "be kind", dict(options), show, print), False
+        before = 0
+        for question in ("one", "two", "three"):
+            answer = chat.answer(question)
+            assert answer is not None
+            assert answer.timing is not None
+            # Nothing of the last question, or of what came before it.
+            assert answer.timing.prompt_tokens <= answer.usage.prompt_tokens - before + 1
+            before = answer.usage.prompt_tokens
+            assert answer.text == model.generate(chat.messages[:-1], **options).text
+            assert answer.usage.prompt_tokens == len(model.encode_prompt(chat.messages[:-1]))
+        stopped = True
+        assert chat.answer("four") is None
+        stopped = False
+        again = chat.answer("five")
+        assert again is not None
+        assert again.text == model.generate(chat.messages[:-1], **options).text
+
+
 NONSENSE = """\
 /
 /undo

@@ -136,7 +136,7 @@ def test_next_is_the_answers_first_token(call: Call, zoo: Zoo) -> None:
 
 
 @pytest.mark.parametrize("name", FOR)
-@pytest.mark.parametrize("verb", ["run", "chat", "next", "classify", "tag", "fill", "embed"])
+@pytest.mark.parametrize("verb", ["run", "chat", "next", "score", "classify", "tag", "fill", "embed"])
 def test_a_model_of_another_kind_is_refused_with_the_verb_it_is_for(call: Call, zoo: Zoo, verb: str, name: str) -> None:
     text = "the [MASK] sat"
     done = call(verb, text, "-m", zoo(name), *(("-n", 2) if verb == "run" else ()))
@@ -144,6 +144,9 @@ def test_a_model_of_another_kind_is_refused_with_the_verb_it_is_for(call: Call, 
         assert done.code == 0
         return
     assert (done.code, done.out) == (3, "")
+    if (verb, FOR[name]) == ("score", "run"):  # a source has no odds
+        assert "add --target TEXT2" in done.err
+        return
     if (verb, FOR[name]) == ("chat", "run"):  # it has no chat template
         assert "it answers a text: `cutaway run`" in done.err
         return
@@ -161,7 +164,7 @@ def test_a_decoder_is_for_run(call: Call, folder: Path) -> None:
     assert call("embed", "the", "-m", folder).code == 0
 
 
-@pytest.mark.parametrize("verb", ["run", "next", "embed", "classify", "tag", "fill"])
+@pytest.mark.parametrize("verb", ["run", "next", "score", "embed", "classify", "tag", "fill"])
 def test_no_tokenizer(call: Call, zoo: Zoo, folder: Path, tmp_path: Path, verb: str) -> None:
     model = {"classify": "labels", "tag": "tags", "fill": "mlm", "embed": "bare"}.get(verb)
     source = folder if model is None else zoo(model)

@@ -75,6 +75,7 @@ class Chain:
     table: Tensor
     passes: int = 0
     warned_length: bool = False
+    steps = None  # every pass is a whole one
     device = torch.device("cpu")
 
     @property

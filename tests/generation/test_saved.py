@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -316,6 +317,73 @@ def test_killed_while_saving(tmp_path: Path) -> None:
         assert session.tokens in [[row] * 40 for row in wanted]
         unfinished += any(other != path for other in tmp_path.iterdir())
     print(f"\n{unfinished} of 6 were killed in the middle of a file")
+
+
+KILLED = """
+import json, os, shutil, signal, sys
+from pathlib import Path
+import safetensors.torch
+from cutaway.generation.session import Session
+from tests.reference import tiny
+
+path, left = Path(sys.argv[1]), 0
+model = tiny.transformer("llama")
+sessions = [Session(model) for _ in range(2)]
+for n, session in enumerate(sessions):
+    session.feed([tiny.ids(40 + n, seed=n).tolist()])
+    session.save(path.parent / "on"[n])
+
+def there():
+    try:
+        tokens = Session.load(model, path).tokens
+    except Exception as error:
+        return repr(error)
+    return "on"[[session.tokens for session in sessions].index(tokens)]
+
+def counted(real):
+    def call(*arguments, **more):
+        global left
+        left -= 1
+        if left:
+            return real(*arguments, **more)
+        if real is whole:
+            real(*arguments, **more)
+            os.truncate(arguments[1], os.path.getsize(arguments[1]) // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return call
+
+whole = safetensors.torch.save_file
+safetensors.torch.save_file = counted(whole)
+for name in ("open", "replace", "fsync", "chmod", "unlink"):
+    setattr(os, name, counted(getattr(os, name)))
+
+found = []
+while True:
+    shutil.copyfile(path.parent / "o", path)
+    pid = os.fork()
+    if not pid:
+        left = len(found) + 1
+        sessions[1].save(path)
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    if os.WIFEXITED(status):
+        break
+    found.append([there(), len(list(path.parent.glob(".*.tmp")))])
+print(json.dumps([found, os.WEXITSTATUS(status), there()]))
+"""
+
+
+def test_killed_at_every_call_of_a_save(tmp_path: Path) -> None:
+    """Half way through the writing, and before each call to the disk after it: the old file or the new one, whole."""
+    root = str(Path(__file__).parents[2])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-W", "ignore", "-c", KILLED, str(tmp_path / "a")]
+    found, code, last = json.loads(subprocess.run(command, env=env, check=True, capture_output=True).stdout)
+    assert (code, last) == (0, "n")
+    names = "".join(name for name, _ in found)
+    print(f"\n{len(found)} moments: {names.count('o')} left the old session, {names.count('n')} the new one")
+    assert re.fullmatch("o{4,}n+", names)  # the folder is synced after the rename
+    assert found[0][1] == 1  # half a file, under another name
 
 
 def test_what_killed_writers_left_goes(tmp_path: Path) -> None:

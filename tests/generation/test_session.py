@@ -155,7 +155,7 @@ def test_what_is_no_number_goes_with_the_pass(name: str, words: dict[str, Any]) 
     assert session.fork([1, 0]).feed([[1], [2, 3, 4]]).isfinite().all()
     logits = session.feed([[1], [2]])
     if "kv_dtype" not in words:
-        close(session._model, session, logits)
+        close(session.model, session, logits)
     assert logits.isfinite().all()
 
 
@@ -214,4 +214,4 @@ def test_rows_that_are_not_there() -> None:
         assert caught.value.field == "lengths"
     with pytest.raises(ContextExceeded):
         session.feed([text(1), text(62)])
-    close(session._model, session, session.feed([text(59, 2), text(61, 2)]))
+    close(session.model, session, session.feed([text(59, 2), text(61, 2)]))

@@ -13,6 +13,7 @@ from cutaway.formats.strict_json import to_json
 
 if TYPE_CHECKING:
     from cutaway.generation.generate import Generation
+    from cutaway.generation.session import Session
     from cutaway.model import Model
 
 HELP = """\
@@ -68,6 +69,7 @@ class Conversation:
         self._say = say
         self.messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
         self.load_s = 0.0  # seconds that loading the model took
+        self._session: Session | None = None
 
     @property
     def max_tokens(self) -> int:
@@ -91,7 +93,7 @@ class Conversation:
 
         result: Generation | None = None
         try:
-            result = stream(self._model, self.messages, dict(self._options), show)
+            result = stream(self._model, self.messages, self._going_on(), show)
         except KeyboardInterrupt:
             if not pieces:
                 self.messages.pop()
@@ -101,6 +103,18 @@ class Conversation:
             raise
         self.messages.append({"role": "assistant", "content": "".join(pieces)})
         return result
+
+    def _going_on(self) -> dict[str, Any]:
+        """Arguments of ``Model.stream``, with a session, so that what was said before is not read again."""
+        from cutaway.generation.params import resolve
+        from cutaway.generation.session import Session
+
+        model, options = self._model, dict(self._options)
+        if model.spec.source is not None or resolve(model.settings, model.spec.vocab_size, **options).num_beams > 1:
+            return options
+        if self._session is None:
+            self._session = Session(model.transformer, kv_dtype=options.get("kv_dtype"))
+        return {**options, "session": self._session}
 
     def command(self, line: str) -> str | None:
         """Do what a line with a slash says. Gives back a question to ask again, for /retry.

@@ -47,13 +47,15 @@ def read_forms(options: dict[str, Any]) -> dict[str, Any]:
         raise click.BadParameter("an answer has one form: leave the others out.", param_hint=f"--{given[0]}")
     if given and (options.get("num_beams") or 1) > 1:
         raise click.BadParameter("beams know no form of an answer: leave one out.", param_hint="--num-beams")
-    read = {name: _text(options[name]) for name in _FILES if options.get(name)}
+    read = {name: _text(name, options[name]) for name in _FILES if options.get(name)}
     return {**options, **read}
 
 
-def _text(path: str) -> str:
+def _text(name: str, path: str) -> str:
     from cutaway.formats.files import read_small
 
+    if path.lstrip().startswith(("{", "start:")):
+        raise click.BadParameter("a file is wanted: write what is in it to one, and name that.", param_hint=f"--{name}")
     with as_input():
         try:
             return read_small(path, limit=_MOST).decode()

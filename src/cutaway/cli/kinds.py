@@ -17,6 +17,7 @@ _LACKS = {
     "run": ("this model writes no text", _WRITES),
     "chat": ("this model writes no text", _WRITES),
     "next": ("this model does not say what comes next", _WRITES),
+    "score": ("this model does not say what comes next", _WRITES),
     "classify": ("this model does not label texts", "a classifier of texts"),
     "tag": ("this model does not label the parts of texts", "a classifier of tokens"),
     "fill": ("this model does not fill blanks", "a masked language model"),
@@ -51,7 +52,7 @@ def kind_of(spec: ModelSpec) -> tuple[str, tuple[str, ...]]:
 
     if spec.generates:
         is_one = "a decoder" if spec.source is None else "an encoder-decoder"
-        return is_one, ("run", "next", "chat")
+        return is_one, ("run", "next", "chat", "score")
     match spec.head:
         case HeadSpec():
             return "a masked language model", ("fill",)

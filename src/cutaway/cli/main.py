@@ -14,6 +14,7 @@ VERBS: dict[str, dict[str, str]] = {
     "Use a model": {
         "run": "Complete a text, as it comes.",
         "chat": "Talk with a model.",
+        "score": "How likely a text is, token by token.",
         "embed": "Texts as vectors.",
         "classify": "Labels for texts.",
         "tag": "The labelled parts of texts.",

@@ -15,8 +15,8 @@ from cutaway.cli.guessing import check_draft, guessing, load_draft
 from cutaway.cli.kinds import check_able
 from cutaway.cli.options import COUNT, kv_dtype, shared
 from cutaway.cli.prompts import answer_file, check_many, many
-from cutaway.cli.sampling import as_dict, generate, note_end, stats_line, stream, times, token_text
-from cutaway.cli.text import counted, safe, table, visible
+from cutaway.cli.sampling import as_dict, generate, logprob_lines, note_end, stats_line, stream, times
+from cutaway.cli.text import counted, safe
 from cutaway.errors import RequestError
 from cutaway.formats.strict_json import to_json
 
@@ -183,11 +183,4 @@ def _report(settings: Settings, model: Model, ids: list[int], results: list[Gene
 
 
 def _print_logprobs(settings: Settings, model: Model, entries: list[tuple[int, TokenLogprob | None]]) -> None:
-    look = settings.look
-    rows = []
-    for token, entry in entries:
-        best = () if entry is None else entry.top
-        shown = (f"{visible(token_text(model, token), look)} {value:.2f}" for token, value in best)
-        number = "–" if entry is None else f"{entry.logprob:.3f}"
-        rows.append([visible(token_text(model, token), look), number, "  ".join(shown)])
-    print("\n".join(table(rows, "lrl", look, gives=2)), file=sys.stderr)
+    print("\n".join(logprob_lines(model, entries, settings.look)), file=sys.stderr)

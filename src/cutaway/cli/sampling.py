@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from cutaway.cli.choosing import settled
 from cutaway.cli.common import Settings
 from cutaway.cli.interrupts import interruptible
-from cutaway.cli.text import Look, counted
+from cutaway.cli.text import Cell, Look, counted, table, visible
 
 if TYPE_CHECKING:
-    from cutaway.generation.generate import Generation
+    from cutaway.generation.generate import Generation, TokenLogprob
     from cutaway.model import Model, Prompt
 
 
@@ -106,6 +106,17 @@ def token_text(model: Model, token: int) -> str:
     return f"<{token}>" if model.tokenizer is None else model.tokenizer.target.pieces([token])[0].text
 
 
+def logprob_lines(model: Model, entries: Iterable[tuple[int, TokenLogprob | None]], look: Look) -> list[str]:
+    """Tokens with their log-probabilities and the likeliest ones; a dash for a first, which nothing precedes."""
+    rows: list[list[str | Cell]] = []
+    for token, entry in entries:
+        best = () if entry is None else entry.top
+        shown = (f"{visible(token_text(model, token), look)} {value:.2f}" for token, value in best)
+        number = "–" if entry is None else f"{entry.logprob:.3f}"
+        rows.append([visible(token_text(model, token), look), number, "  ".join(shown)])
+    return table(rows, "lrl", look, gives=2)
+
+
 def stats_line(timing: dict[str, float | None], *results: Generation) -> str:
     """What --stats says."""
 
@@ -113,6 +124,8 @@ def stats_line(timing: dict[str, float | None], *results: Generation) -> str:
         return "–" if value is None else f"{value:,.1f} tokens/s"
 
     first, read = timing["first_token_s"], results[0].usage.prompt_tokens
+    if (found := results[0].timing) is not None:  # without what a conversation had read before
+        read = found.prompt_tokens
     written = sum(result.usage.completion_tokens for result in results)
     return (
         f"prefill {counted(read, 'token')}, {rate(timing['prefill_tokens_per_s'])}; "

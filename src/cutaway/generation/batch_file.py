@@ -82,6 +82,8 @@ def generate_file(
     if batch is not None:
         whole("batch", batch, 1, MOST)
     flag("restart", restart)
+    if options.get("session") is not None:
+        raise RequestError("the prompts of a file have none in common", field="session", hint="Leave it out.")
     voice.must_generate()
     source, out = usable_path(source, "source"), usable_path(out, "out")
     prompts = PromptFile(source)

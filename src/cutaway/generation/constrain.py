@@ -32,6 +32,11 @@ LIMIT = 1 << 20  # bytes of a schema, expression or grammar
 MOST_STATES = 50_000  # of the lexer, 1 to 2 kB each
 SPACE = r"[\x20\x0A\x0D\x09]{1,40}"  # between JSON's tokens: bounded, or a model might write nothing else
 LONGEST = 200  # characters of what llguidance says
+_RULES = {
+    "schema": "See github.com/guidance-ai/llguidance, docs/json_schema.md, for what a schema may say.",
+    "regex": "The syntax is that of Rust's regex crate: no look-around, no references back; \\ makes a sign plain.",
+    "grammar": "See github.com/guidance-ai/llguidance, docs/syntax.md: Lark's syntax, beginning with start: …",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +82,16 @@ def constraint_of(schema: object, regex: object, grammar: object, choices: objec
 def _schema(schema: object) -> str:
     """As JSON that was checked: no key twice, bounded depth; anything at all is ``{}``."""
     if schema is not True and not isinstance(schema, (str, Mapping)):
-        raise RequestError("not a schema", field="schema", expected="a mapping, JSON text or True", got=schema)
+        hint = "A pydantic model has one: model_json_schema()." if isinstance(schema, type) else None
+        wanted = "a mapping, JSON text or True"
+        raise RequestError("not a schema", field="schema", expected=wanted, got=schema, hint=hint)
     try:
         text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False, default=dict)
         tree = parse_json(text.encode(), path="schema", limit=LIMIT)
     except (TypeError, ValueError, RecursionError, CutawayError) as error:
         what = error.line() if isinstance(error, CutawayError) else f"is not JSON: {error}"
-        raise RequestError(what.removeprefix("schema: "), field="schema") from error
+        hint = "It is the schema itself, not a file's name." if isinstance(schema, str) else None
+        raise RequestError(what.removeprefix("schema: "), field="schema", hint=hint) from error
     if tree is True:
         return "{}"
     if not isinstance(tree, dict):
@@ -236,4 +244,4 @@ def _failed(matcher: Any, kind: str, what: str) -> RequestError:
     if "panic:" in matcher.get_error():
         return _broken(kind)
     said = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
-    return RequestError(f"{what}: {said[:LONGEST]}", field=kind)
+    return RequestError(f"{what}: {said[:LONGEST]}", field=kind, hint=_RULES.get(kind))

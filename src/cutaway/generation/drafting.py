@@ -70,7 +70,8 @@ def drafting(
     if isinstance(draft, str) and draft == "prompt":
         return Drafting(None, most)
     if not isinstance(draft, Guesser):
-        raise RequestError("no draft", field="draft", expected='"prompt" or a cutaway.Model', got=draft)
+        named = f"cutaway.load({draft!r}) makes one of a name." if isinstance(draft, str) else None
+        raise RequestError("no draft", field="draft", expected='"prompt" or a cutaway.Model', got=draft, hint=named)
     _check_kind(draft.transformer.spec, model.spec)
     if draft.tokenizer is not None and tokenizer is not None:
         _check_words(draft.tokenizer, tokenizer)

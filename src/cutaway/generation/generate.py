@@ -15,6 +15,7 @@ from cutaway.generation.checks import check_ids
 from cutaway.generation.constrain import Guides, mask
 from cutaway.generation.drafting import Drafting
 from cutaway.generation.logprobs import PromptLogprobs, TokenLogprob, token_logprobs
+from cutaway.generation.ongoing import held
 from cutaway.generation.pace import Pace
 from cutaway.generation.reading import check_length, read_sources
 from cutaway.generation.result import Generation, Timing, Usage
@@ -48,6 +49,7 @@ class Run:
         sources: of an encoder–decoder, what its encoder reads for each; a prompt is what the decoder begins with.
         each: of each prompt, settings that differ from ``sampling`` in seed and length.
         drafting: who guesses ahead, if anybody does.
+        ongoing: what a single prompt's beginning may be in already: see ``generation.ongoing``.
 
     Attributes:
         watch: called before each pass, and at the end, with the rows as they are.
@@ -66,8 +68,11 @@ class Run:
         sources: Sequence[Sequence[int]] | None = None,
         each: Sequence[Sampling] | None = None,
         drafting: Drafting | None = None,
+        ongoing: Session | None = None,
     ) -> None:
         self._model = model
+        self._ongoing = ongoing
+        self._kept = 0  # tokens of the prompt that it had read before
         self._drafting = drafting
         self._sampling = with_words(sampling, tokenizer)
         self._prompts = [check_ids(prompt, model.spec.vocab_size) for prompt in prompts]
@@ -143,10 +148,11 @@ class Run:
         if not done or (self.rows and self._sampling.prompt_logprobs is not None):
             steps = self._loop if self._sampling.num_beams == 1 else self._search
             try:
-                if done:
-                    self._read_prompts()
-                else:
-                    yield from steps(*self._read_prompts())
+                with held(self._ongoing):
+                    if done:
+                        self._read_prompts()
+                    else:
+                        yield from steps(*self._read_prompts())
             except _Stopped:
                 return
         if self.watch is not None:
@@ -166,7 +172,9 @@ class Run:
         session.between = self._between
         if top is not None:
             self._prompt_logprobs = PromptLogprobs(self._model, self._prompts, top, steady)
-        logits = session.feed(self._prompts, seen=self._prompt_logprobs)
+        if self._ongoing is not None:  # of what is to be reported, all is read
+            (self._kept,) = session.reuse(self._prompts if top is None else [[0]])
+        logits = session.feed([prompt[self._kept :] for prompt in self._prompts], seen=self._prompt_logprobs)
         self._read = perf_counter()
         return session, logits
 
@@ -197,6 +205,8 @@ class Run:
 
     def _session(self) -> Session:
         """A row for each prompt."""
+        if self._ongoing is not None:
+            return self._ongoing
         capacity = max(len(row.prompt) + min(row.max_tokens, 256) for row in self.rows)
         steady = self._sampling.deterministic
         source = None if self._sources is None else read_sources(self._model, self._sources, steady=steady)
@@ -286,6 +296,6 @@ class Run:
             prompt_s=None if self._read is None else self._read - began,
             first_token_s=None if first is None else first - began,
             total_s=last - began,
-            prompt_tokens=row.n_read,
+            prompt_tokens=row.n_read - self._kept,
             tokens=len(row.tokens),
         )

@@ -32,7 +32,9 @@ def rows_of(ids: Any, field: str, vocab_size: int) -> list[list[int]]:
     """
     values = plain(ids)
     if not isinstance(values, (list, tuple)):
-        raise RequestError("no ids", field=field, expected="a list of ints, or a list of such lists", got=values)
+        hint = f"model.tokenizer.encode(text) makes {field} of a text." if isinstance(values, str) else None
+        wanted = "a list of ints, or a list of such lists"
+        raise RequestError("no ids", field=field, expected=wanted, got=values, hint=hint)
     rows = [plain(value) for value in values]
     nested = [isinstance(row, (list, tuple)) for row in rows]
     if not any(nested):

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, TypeVar
 from cutaway.cache import KvDtype
 from cutaway.errors import RequestError
 from cutaway.generation.drafting import Guesser
+from cutaway.generation.session import Session
 
 __all__ = ["DEFAULTS", "Options", "Words", "check_names", "takes_options"]
 
@@ -61,6 +62,9 @@ class Options(TypedDict, total=False):
             or "prompt": what followed the last tokens where the text had them before. The answer is the same as
             without, but for near-ties (none with ``deterministic``), and comes in fewer passes.
         draft_tokens: most tokens guessed at a time; None for 15.
+        session: a :class:`cutaway.Session` of one row, for one answer to one prompt, which is the whole text as ever.
+            What it has read of the prompt's beginning is not read again, and it ends with prompt and answer, but for
+            the last token. ``Session(…, steady=True)`` goes with ``deterministic``.
     """
 
     max_tokens: int | Literal["auto"] | None
@@ -93,6 +97,7 @@ class Options(TypedDict, total=False):
     choices: Sequence[str] | None
     draft: Guesser | Literal["prompt"] | None
     draft_tokens: int | None
+    session: Session | None
 
 
 # What an option that is left out stands for, where that is not None.
@@ -114,6 +119,7 @@ _ELSEWHERE = {
     "assistant_model": "draft",
     "prompt_lookup_num_tokens": 'draft="prompt"',
     "num_assistant_tokens": "draft_tokens",
+    "past_key_values": "session",
     "edits": "model.trace, which takes edits and max_tokens",
 }
 

@@ -36,7 +36,10 @@ def _answer(result: Generation, tokenizer: Tokenizer | None) -> dict[str, Any]:
         "finish_reason": result.finish_reason,
         "score": result.score,
         "usage": usage_as_plain(result.usage),
-        **{name: None if found is None else [_entry(one, words) for one in found] for name, found in entries.items()},
+        **{
+            name: None if found is None else [entry_as_plain(one, words) for one in found]
+            for name, found in entries.items()
+        },
         **({} if result.speculation is None else {"speculation": _guessed(result.speculation)}),
     }
 
@@ -54,14 +57,15 @@ def usage_as_plain(usage: Usage) -> dict[str, int]:
     }
 
 
-def _entry(entry: TokenLogprob | None, tokenizer: Tokenizer | None) -> dict[str, Any] | None:
+def entry_as_plain(entry: TokenLogprob | None, tokenizer: Tokenizer | None) -> dict[str, Any] | None:
+    """A log-probability and its alternatives."""
     if entry is None:
         return None
-    best = [{**_token(token, tokenizer), "logprob": value} for token, value in entry.top]
-    return {**_token(entry.token, tokenizer), "logprob": entry.logprob, "top": best}
+    best = [{**token_as_plain(token, tokenizer), "logprob": value} for token, value in entry.top]
+    return {**token_as_plain(entry.token, tokenizer), "logprob": entry.logprob, "top": best}
 
 
-def _token(token: int, tokenizer: Tokenizer | None) -> dict[str, Any]:
+def token_as_plain(token: int, tokenizer: Tokenizer | None) -> dict[str, Any]:
     """A token with its text, and with its bytes: half a character has some too."""
     if tokenizer is None:
         return {"token": token, "text": f"<{token}>", "bytes": None}

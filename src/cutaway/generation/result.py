@@ -43,7 +43,7 @@ class Timing:
         first_token_s: until this answer's first token; None where there is none, or where it came with all the others
             at the end of a search.
         total_s: until its last token.
-        prompt_tokens, tokens: of the prompt and of the answer.
+        prompt_tokens, tokens: of the prompt, without what a session had read before, and of the answer.
     """
 
     prompt_s: float | None

@@ -42,6 +42,14 @@ class Score:
         """Log-probability of the whole after its first token."""
         return sum(value for value in self.logprobs if value is not None)
 
+    def entries(self) -> list[TokenLogprob | None]:
+        """The same as a generation reports its prompt: one for each token, None for the first."""
+        best = self.top or [()] * len(self.tokens)
+        return [
+            None if value is None else TokenLogprob(token, value, top)
+            for token, value, top in zip(self.tokens, self.logprobs, best, strict=True)
+        ]
+
     @classmethod
     def of(cls, tokens: list[int], entries: Sequence[TokenLogprob | None], top: int) -> Score:
         """As a list of numbers, and one of alternatives if there are to be any."""

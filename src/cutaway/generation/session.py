@@ -41,7 +41,9 @@ class Session:
         most_pages: of 16 tokens each, that all rows and their forks may hold; None for no bound.
 
     Attributes:
+        model, steady, kv_dtype: as given.
         tokens: what each row has read.
+        busy: whether a call of ``generate`` is going on with it.
         between: called before each pass, of which a long prompt has several; what it raises breaks off.
         adopted: how many tokens each row took over last, rather than read.
     """
@@ -57,25 +59,20 @@ class Session:
         paged: bool = False,
         most_pages: int | None = None,
     ) -> None:
-        self._model = network_of(model)
-        self._steady = flag("steady", steady)
-        self._kv_dtype = kv_dtype
+        self.model = network_of(model)
+        self.steady = flag("steady", steady)
+        self.kv_dtype = kv_dtype
         self._paged = flag("paged", paged)
         whole("batch", batch, 0)
         whole("capacity", capacity, 0)
         # A ring's slots are out of order, and a sum's order is what steadiness is about.
         self._cache = model.new_cache(
-            batch,
-            capacity,
-            sliding=not steady,
-            source=source,
-            kv_dtype=kv_dtype,
-            paged=paged,
-            most_pages=most_pages,
+            batch, capacity, sliding=not steady, source=source, kv_dtype=kv_dtype, paged=paged, most_pages=most_pages
         )
         self.tokens: list[list[int]] = [[] for _ in range(batch)]
         self.between: Callable[[], None] | None = None
         self.adopted = [0] * batch
+        self.busy = False
 
     @property
     def free_pages(self) -> int | None:
@@ -116,15 +113,15 @@ class Session:
 
     def _extend(self, rows: Sequence[Sequence[int]], tap: Tap | None, seen: Seen | None, each: bool) -> Tensor:
         """Read, and give logits after each row's last token ([batch, vocab]) or after each new one ([new, vocab])."""
-        rows = each_row(rows, len(self.tokens), self._model.spec.vocab_size)
+        rows = each_row(rows, len(self.tokens), self.model.spec.vocab_size)
         before = [len(held) for held in self.tokens]
-        check_length(self._model, max((n + len(new) for n, new in zip(before, rows, strict=True)), default=0))
+        check_length(self.model, max((n + len(new) for n, new in zip(before, rows, strict=True)), default=0))
         self.adopted = [0] * len(before)
         try:
             watched = tap is not None or seen is not None or each  # by somebody who is to see every token
             rest = self._adopt(rows) if self._paged and not watched else rows
             behind = [held[n:] for held, n in zip(self.tokens, self._cache.lengths, strict=True)]
-            passes = Passes(self._model, self._cache, self._steady, self._paged, self.between)
+            passes = Passes(self.model, self._cache, self.steady, self._paged, self.between)
             if any(behind):
                 passes.read(behind)
             logits = None if tap is not None or seen is not None else self._step(rest)
@@ -180,7 +177,9 @@ class Session:
         other = copy(self)
         other._cache = self._cache.fork(chosen)
         other.tokens = [list(self.tokens[row]) for row in chosen]
-        other.adopted = [0] * len(chosen)
+        other.adopted, other.busy = [0] * len(chosen), False
+        if self.busy:
+            other.between = None  # the call's own
         return other
 
     def reuse(self, rows: Sequence[Sequence[int]]) -> list[int]:
@@ -194,7 +193,7 @@ class Session:
         Raises:
             RequestError: not as many texts as rows.
         """
-        rows = each_row(rows, len(self.tokens), self._model.spec.vocab_size)
+        rows = each_row(rows, len(self.tokens), self.model.spec.vocab_size)
         kept = [shared(held, row[:-1]) for held, row in zip(self.tokens, rows, strict=True)]
         self.rewind(kept)
         return kept
@@ -210,7 +209,7 @@ class Session:
         """
         if not self.tokens:
             raise RequestError("there are no rows to save", field="session", path=path)
-        saved.write(usable_path(path), self._model, self.tokens, self._cache, self._steady, self._kv_dtype, self._paged)
+        saved.write(usable_path(path), self.model, self.tokens, self._cache, self.steady, self.kv_dtype, self._paged)
 
     @classmethod
     def load(cls, model: Transformer, path: StrPath) -> Session:
@@ -244,18 +243,18 @@ class Session:
 
     def _step(self, rows: Sequence[Sequence[int]]) -> Tensor | None:
         """Logits after one new token in each row, or None where that is not all that there is to do."""
-        steps = self._model.steps
+        steps = self.model.steps
         if steps is None or self._paged or any(len(new) != 1 for new in rows):
             return None
         if self.between is not None:
             self.between()
-        return steps([new[0] for new in rows], self._cache, "steady" if self._steady else self._model.attention)
+        return steps([new[0] for new in rows], self._cache, "steady" if self.steady else self.model.attention)
 
     def _unembed(self, rows: Tensor, tap: Tap | None) -> Tensor:
         """Logits. [rows, d_model] → [rows, vocab]"""
-        if self._steady:
-            return unembedded(self._model, rows, tap)
-        return self._model.unembed(rows[:, None], tap)[:, 0]
+        if self.steady:
+            return unembedded(self.model, rows, tap)
+        return self.model.unembed(rows[:, None], tap)[:, 0]
 
     def _adopt(self, rows: Sequence[Sequence[int]]) -> list[Sequence[int]]:
         """Take over what others have read of these rows' texts, all but a last token; what is left of the new ones."""

@@ -39,6 +39,13 @@ class Stream:
             if piece:
                 return piece
 
+    def close(self) -> None:
+        """End it here, and let go of what was read. Leaving the stream to itself does the same."""
+        self._run.close()
+
+    def __del__(self) -> None:
+        self._run.close()
+
     @property
     def result(self) -> Generation:
         """What has come so far."""

@@ -13,6 +13,7 @@ from cutaway.generation.checks import check_ids
 from cutaway.generation.drafting import drafting
 from cutaway.generation.generate import Run
 from cutaway.generation.inputs import is_list, plain
+from cutaway.generation.ongoing import ongoing
 from cutaway.generation.options import Options
 from cutaway.generation.params import resolve
 from cutaway.generation.result import Generation
@@ -76,13 +77,14 @@ class Voice:
 
         Args:
             sampling: what the options come to.
-            options: say who guesses ahead.
+            options: say who guesses ahead, and what goes on.
             each: as for ``Run``.
         """
         draft, most = options.get("draft"), options.get("draft_tokens")
         ahead = drafting(draft, most, self.model, self.tokenizer, sampling.num_beams)
+        session = ongoing(options.get("session"), self.model, sampling, len(prompts))
         if self.model.spec.source is None:
-            return Run(self.model, self.tokenizer, prompts, sampling, None, each, ahead)
+            return Run(self.model, self.tokenizer, prompts, sampling, None, each, ahead, session)
         return Run(self.model, self.tokenizer, [self.start()] * len(prompts), sampling, prompts, each, ahead)
 
     def all_ids(self, prompt: Prompt | Sequence[Prompt]) -> list[list[int]]:
@@ -110,7 +112,9 @@ class Voice:
                 raise RequestError("the prompt is empty", field=field, hint=hint)
             return ids or [tokenizer.bos_id]  # type: ignore[list-item]
         if not isinstance(items, (list, tuple)):
-            raise RequestError("not a prompt", field=field, expected="text, messages or token ids", got=items)
+            listed = "Messages come in a list, one alone too." if isinstance(items, Mapping) else None
+            wanted = "text, messages or token ids"
+            raise RequestError("not a prompt", field=field, expected=wanted, got=items, hint=listed)
         if not items:
             raise RequestError("the prompt is empty", field=field)
         if all(isinstance(item, Mapping) for item in items):

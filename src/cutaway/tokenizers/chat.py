@@ -98,7 +98,8 @@ class ChatTemplate:
         except RecursionError:
             raise TemplateError("template calls itself without end") from None
         except Exception as error:
-            raise TemplateError(f"template failed: {error}", got=type(error).__name__) from error
+            hint = "Most templates want a role and a content of each message." if "'content'" in str(error) else None
+            raise TemplateError(f"template failed: {error}", got=type(error).__name__, hint=hint) from error
         return "".join(out)
 
 
