@@ -111,10 +111,12 @@ struct Q4_1 {  // d, m, 32 nibbles: d q + m
     static constexpr int SIZE = 32, BYTES = 20, ABREAST = 4;
     static void expand(const uint8_t* row, int64_t i, Vec* out) {
         const uint8_t* p = row + i * BYTES;
+        Vec d, m;
+        halves_at(p, &d, &m);
 #if defined(__AVX512F__)
-        looked_up(p + 4, fma(sixteen(), all(half_at(p)), all(half_at(p + 2))), out);
+        looked_up(p + 4, fma(sixteen(), d, m), out);
 #else
-        scaled_u8(nibbles(p + 4), all(half_at(p)), all(half_at(p + 2)), out);
+        scaled_u8(nibbles(p + 4), d, m, out);
 #endif
     }
 };

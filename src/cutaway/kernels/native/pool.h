@@ -2,6 +2,7 @@
 #pragma once
 #include <immintrin.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -29,14 +30,14 @@ class Pool {
     }
     int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-    // Call `work` for pieces of [0, n), each of `step` but the last, on all threads; return when all are done. A
-    // thread that is not there in time is not waited for: the others take its share.
+    // Call `work` for pieces of [0, n), multiples of `step` but the last, on all threads; return when all are done.
+    // Pieces grow smaller towards the end, so that nobody waits long for the last; a thread that is not there in time
+    // is not waited for: the others take its share.
     void run(Work work, const void* what, int64_t n, int64_t step) {
         if (n <= step || workers_.empty()) {
             if (n > 0) work(what, 0, n);
             return;
         }
-        const auto pieces = static_cast<uint32_t>((n + step - 1) / step);
         // Closed while it is changed: who looked at the last round can take no piece of it any more.
         const uint64_t round = (state_.load(std::memory_order_relaxed) / ROUND + 1) * ROUND;
         state_.store(round + CLOSED, std::memory_order_seq_cst);
@@ -44,8 +45,7 @@ class Pool {
         what_.store(what, std::memory_order_relaxed);
         n_.store(n, std::memory_order_relaxed);
         step_.store(step, std::memory_order_relaxed);
-        pieces_.store(pieces, std::memory_order_relaxed);
-        left_.store(pieces, std::memory_order_relaxed);
+        left_.store(n, std::memory_order_relaxed);
         state_.store(round, std::memory_order_seq_cst);
         if (asleep_.load(std::memory_order_seq_cst) > 0) {
             std::lock_guard<std::mutex> hold(mutex_);
@@ -66,15 +66,17 @@ class Pool {
     void take() {
         uint64_t state = state_.load(std::memory_order_acquire);
         for (;;) {
-            const auto piece = static_cast<int64_t>(state % ROUND);
+            const auto from = static_cast<int64_t>(state % ROUND);
             const Work work = work_.load(std::memory_order_relaxed);
             const void* what = what_.load(std::memory_order_relaxed);
             const int64_t n = n_.load(std::memory_order_relaxed), step = step_.load(std::memory_order_relaxed);
-            if (piece >= pieces_.load(std::memory_order_relaxed)) return;
+            if (from >= n) return;
+            const int64_t share = (n - from) / (2 * threads()) / step * step;
+            const int64_t size = std::min(std::max(share, step), n - from);
             // If this succeeds, the round is still the one that all of the above was read in.
-            if (!state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
-            work(what, piece * step, (piece + 1) * step < n ? (piece + 1) * step : n);
-            left_.fetch_sub(1, std::memory_order_acq_rel);
+            if (!state_.compare_exchange_weak(state, state + static_cast<uint64_t>(size), std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+            work(what, from, from + size);
+            left_.fetch_sub(size, std::memory_order_acq_rel);
             state = state_.load(std::memory_order_acquire);
         }
     }
@@ -105,7 +107,7 @@ class Pool {
     std::atomic<uint64_t> state_{CLOSED};  // the round, and its next piece
     std::atomic<Work> work_{nullptr};
     std::atomic<const void*> what_{nullptr};
-    std::atomic<int64_t> n_{0}, step_{1}, pieces_{0}, left_{0};
+    std::atomic<int64_t> n_{0}, step_{1}, left_{0};
     std::atomic<int> asleep_{0};
     std::atomic<bool> over_{false};
 };

@@ -41,10 +41,10 @@ inline void spans_alone(const uint8_t* const* rows, const float* x, int64_t from
     Vec acc[R];
     for (int r = 0; r < R; r++) acc[r] = zero();
     for (int64_t i = from; i < to; i++) {
+        constexpr int EACH = R * (GROUP * F::BYTES / F::SIZE);
+        for (int b = 0; b < EACH; b += 64) _mm_prefetch(reinterpret_cast<const char*>(rows[0] + ahead + i * EACH + b), _MM_HINT_T0);
         for (int r = 0; r < R; r++) {
             Vec w[PARTS];
-            constexpr int EACH = GROUP * F::BYTES / F::SIZE;
-            for (int b = 0; b < EACH; b += 64) _mm_prefetch(reinterpret_cast<const char*>(rows[r] + i * EACH + b + ahead), _MM_HINT_T0);
             F::expand(rows[r], i, w);
             for (int j = 0; j < PARTS; j++) acc[r] = fma(w[j], load(x + i * GROUP + j * LANES), acc[r]);
         }
@@ -205,9 +205,7 @@ inline void products_rows(const void* what, int64_t from, int64_t to) {
 inline void run(Pool& pool, const Products& products) {
     int64_t rows = 0;
     for (int i = 0; i < products.count; i++) rows += products.of[i].w->rows;
-    // Some pieces for each thread, so that one that is held up does not hold up the others.
-    const int64_t step = std::max<int64_t>(16, (rows / (pool.threads() * 8) + 15) / 16 * 16);
-    pool.run(products_rows, &products, rows, pool.threads() == 1 ? rows : step);
+    pool.run(products_rows, &products, rows, pool.threads() == 1 ? rows : 2 * W_TILE);
 }
 
 }  // namespace cutaway

@@ -104,4 +104,18 @@ inline float half_at(const uint8_t* p) {
     return half_to_float(bits);
 }
 
+// Two halves that follow one another, each in all lanes.
+inline void halves_at(const uint8_t* p, Vec* one, Vec* two) {
+    int32_t bits;
+    std::memcpy(&bits, p, 4);
+    const __m128 both = _mm_cvtph_ps(_mm_cvtsi32_si128(bits));
+#if defined(__AVX512F__)
+    *one = _mm512_broadcastss_ps(both);
+    *two = _mm512_broadcastss_ps(_mm_movehdup_ps(both));
+#else
+    *one = _mm256_broadcastss_ps(both);
+    *two = _mm256_broadcastss_ps(_mm_movehdup_ps(both));
+#endif
+}
+
 }  // namespace cutaway
