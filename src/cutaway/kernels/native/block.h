@@ -116,7 +116,11 @@ inline void turned(float* x, const float* cos, const float* sin, int64_t pairs, 
     }
 }
 
-inline int64_t padded(int64_t width) { return in_groups(width) * GROUP; }
+// Rows of x are so far apart: whole groups, and no multiple of what the first cache repeats itself after.
+inline int64_t padded(int64_t width) {
+    const int64_t whole = in_groups(width) * GROUP;
+    return whole % 256 ? whole : whole + GROUP;
+}
 
 class Runner {
   public:

@@ -60,7 +60,7 @@ void cutaway_sizes(int64_t* out) {
 void cutaway_product(const Matrix* w, const float* x, float* y, int64_t n, int threads) {
     std::lock_guard<std::mutex> hold(turn);
     static std::vector<float> wide;
-    const int64_t width = padded(w->cols);
+    const int64_t width = n == 1 ? in_groups(w->cols) * GROUP : padded(w->cols);
     if (width != w->cols) {
         wide.assign(static_cast<size_t>(n * width), 0.0f);
         for (int64_t i = 0; i < n; i++) std::memcpy(wide.data() + i * width, x + i * w->cols, static_cast<size_t>(w->cols) * 4);

@@ -1,7 +1,7 @@
 // y = x Wᵀ + b, straight from the blocks that W is stored in.
 //
 // A result's bits depend on its row of x and its row of W alone: the sum runs along the width in steps of LANES, in
-// one accumulator for each SPAN numbers, and the spans are added up in order. So one row alone and the same row among
+// one accumulator for each span, and the spans are added up in order. So one row alone and the same row among
 // a thousand give the same, whatever tile they fall into and however many threads there are.
 #pragma once
 #include <algorithm>
@@ -12,8 +12,7 @@
 
 namespace cutaway {
 
-constexpr int SPAN = 512;                           // numbers of a row that one accumulator adds up
-constexpr int SPAN_GROUPS = SPAN / GROUP;
+constexpr int SPAN = 640;                           // most numbers of a row that one accumulator adds up
 constexpr int W_TILE = 4;                           // rows of W and of x whose products are summed side by side
 constexpr int X_TILE = LANES == 16 ? 6 : 3;         // W_TILE · X_TILE accumulators fit the registers
 constexpr int X_BLOCK = 96;                         // rows of x that stay in the second cache
@@ -34,6 +33,12 @@ struct Product {
 
 inline int64_t in_groups(int64_t width) { return (width + GROUP - 1) / GROUP; }
 
+// Groups of a span: a row is cut into spans of equal length, as few as can be.
+inline int64_t span_of(int64_t groups) {
+    const int64_t spans = (groups * GROUP + SPAN - 1) / SPAN;
+    return spans ? (groups + spans - 1) / spans : 1;
+}
+
 // A span of R rows of W against one row of x. What is `ahead` is asked for early: several rows at once are more
 // streams than the processor guesses at.
 template <class F, int R>
@@ -52,34 +57,35 @@ inline void spans_alone(const uint8_t* const* rows, const float* x, int64_t from
     for (int r = 0; r < R; r++) sums[r] += total(acc[r]);
 }
 
-// The same of C rows of x, with W expanded before: [R, SPAN].
-template <int R, int C>
+// The same of W_TILE rows of W, expanded before, and C rows of x: [W_TILE, SPAN], and sums in columns of W_TILE.
+template <int C>
 inline void spans_tiled(const float* w, const float* x, int64_t padded, int64_t groups, float* sums) {
-    Vec acc[R][C];
-    for (int r = 0; r < R; r++)
+    Vec acc[W_TILE][C];
+    for (int r = 0; r < W_TILE; r++)
         for (int c = 0; c < C; c++) acc[r][c] = zero();
     for (int64_t k = 0; k < groups * GROUP; k += LANES) {
         Vec v[C];
         for (int c = 0; c < C; c++) v[c] = load(x + c * padded + k);
-        for (int r = 0; r < R; r++) {
+        for (int r = 0; r < W_TILE; r++) {
             Vec u = load(w + r * SPAN + k);
             for (int c = 0; c < C; c++) acc[r][c] = fma(u, v[c], acc[r][c]);
         }
     }
-    for (int r = 0; r < R; r++)
-        for (int c = 0; c < C; c++) sums[r * X_TILE + c] += total(acc[r][c]);
+    for (int c = 0; c < C; c++) {
+        float* to = sums + c * W_TILE;
+        _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), totals(acc[0][c], acc[1][c], acc[2][c], acc[3][c])));
+    }
 }
 
-template <int R>
-inline void spans_of(int c, const float* w, const float* x, int64_t padded, int64_t groups, float* sums) {
+inline void spans_of(int64_t c, const float* w, const float* x, int64_t padded, int64_t groups, float* sums) {
     switch (c) {
-        case 1: return spans_tiled<R, 1>(w, x, padded, groups, sums);
-        case 2: return spans_tiled<R, 2>(w, x, padded, groups, sums);
-        case 3: return spans_tiled<R, 3>(w, x, padded, groups, sums);
+        case 1: return spans_tiled<1>(w, x, padded, groups, sums);
+        case 2: return spans_tiled<2>(w, x, padded, groups, sums);
+        case 3: return spans_tiled<3>(w, x, padded, groups, sums);
 #if defined(__AVX512F__)
-        case 4: return spans_tiled<R, 4>(w, x, padded, groups, sums);
-        case 5: return spans_tiled<R, 5>(w, x, padded, groups, sums);
-        case 6: return spans_tiled<R, 6>(w, x, padded, groups, sums);
+        case 4: return spans_tiled<4>(w, x, padded, groups, sums);
+        case 5: return spans_tiled<5>(w, x, padded, groups, sums);
+        case 6: return spans_tiled<6>(w, x, padded, groups, sums);
 #endif
     }
 }
@@ -115,6 +121,7 @@ template <class F>
 inline void product_rows_of(const Product& p, int64_t from, int64_t to) {
     const Matrix& m = *p.w;
     const int64_t bytes = row_bytes<F>(m.cols), groups = in_groups(m.cols), whole = m.cols / GROUP;
+    const int64_t span = span_of(groups);
     alignas(64) float expanded[W_TILE * SPAN];
     for (int64_t r = from; r < to; r += W_TILE) {
         const int n = static_cast<int>(std::min<int64_t>(W_TILE, to - r));
@@ -123,17 +130,18 @@ inline void product_rows_of(const Product& p, int64_t from, int64_t to) {
         if (p.n == 1 && whole == groups && n == W_TILE) {
             float sums[W_TILE] = {0};
             for (int k = 0; k < W_TILE; k += F::ABREAST)
-                for (int64_t g = 0; g < groups; g += SPAN_GROUPS)
-                    spans_alone<F, F::ABREAST>(rows + k, p.x, g, std::min(g + SPAN_GROUPS, groups), W_TILE * bytes, sums + k);
+                for (int64_t g = 0; g < groups; g += span)
+                    spans_alone<F, F::ABREAST>(rows + k, p.x, g, std::min(g + span, groups), W_TILE * bytes, sums + k);
             for (int k = 0; k < n; k++) p.y[r + k] = sums[k] + (m.bias ? m.bias[r + k] : 0.0f);
             continue;
         }
         for (int64_t first = 0; first < p.n; first += X_BLOCK) {
             const int64_t last = std::min(first + X_BLOCK, p.n);
             static thread_local std::vector<float> sums;
-            sums.assign(static_cast<size_t>((last - first + X_TILE) * W_TILE), 0.0f);
-            for (int64_t g = 0; g < groups; g += SPAN_GROUPS) {
-                const int64_t stop = std::min(g + SPAN_GROUPS, groups);
+            sums.assign(static_cast<size_t>((last - first) * W_TILE), 0.0f);
+            const int64_t tiles = (last - first + X_TILE - 1) / X_TILE;
+            for (int64_t g = 0; g < groups; g += span) {
+                const int64_t stop = std::min(g + span, groups);
                 for (int k = 0; k < W_TILE; k++) {
                     for (int64_t i = g; i < stop; i++) {
                         Vec w[PARTS];
@@ -141,17 +149,14 @@ inline void product_rows_of(const Product& p, int64_t from, int64_t to) {
                         for (int j = 0; j < PARTS; j++) store(expanded + k * SPAN + (i - g) * GROUP + j * LANES, w[j]);
                     }
                 }
-                for (int64_t c = first; c < last; c += X_TILE) {
-                    const int some = static_cast<int>(std::min<int64_t>(X_TILE, last - c));
-                    spans_of<W_TILE>(some, expanded, p.x + c * p.padded + g * GROUP, p.padded, stop - g,
-                                     sums.data() + (c - first) * W_TILE);
+                for (int64_t t = 0; t < tiles; t++) {  // of as equal sizes as can be
+                    const int64_t c = (last - first) * t / tiles, next = (last - first) * (t + 1) / tiles;
+                    spans_of(next - c, expanded, p.x + (first + c) * p.padded + g * GROUP, p.padded, stop - g, sums.data() + c * W_TILE);
                 }
             }
-            for (int64_t c = first; c < last; c++) {
-                const float* tile = sums.data() + ((c - first) / X_TILE) * X_TILE * W_TILE + (c - first) % X_TILE;
+            for (int64_t c = first; c < last; c++)
                 for (int k = 0; k < n; k++)
-                    p.y[c * p.stride + r + k] = tile[k * X_TILE] + (m.bias ? m.bias[r + k] : 0.0f);
-            }
+                    p.y[c * p.stride + r + k] = sums[static_cast<size_t>((c - first) * W_TILE + k)] + (m.bias ? m.bias[r + k] : 0.0f);
         }
     }
 }

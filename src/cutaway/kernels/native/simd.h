@@ -104,17 +104,38 @@ inline float half_at(const uint8_t* p) {
     return half_to_float(bits);
 }
 
+// One number in all lanes, by way of memory: loads are there to spare, where shuffles are what everything waits for.
+inline Vec by_memory(float x) {
+    asm("" : "+m"(x));
+    return all(x);
+}
+
 // Two halves that follow one another, each in all lanes.
 inline void halves_at(const uint8_t* p, Vec* one, Vec* two) {
     int32_t bits;
     std::memcpy(&bits, p, 4);
-    const __m128 both = _mm_cvtph_ps(_mm_cvtsi32_si128(bits));
+    float at[4];
+    _mm_storeu_ps(at, _mm_cvtph_ps(_mm_cvtsi32_si128(bits)));
+    *one = by_memory(at[0]);
+    *two = by_memory(at[1]);
+}
+
+// Four sums of all lanes at once, each in the order that `total` has.
+inline __m128 totals(Vec a, Vec b, Vec c, Vec d) {
 #if defined(__AVX512F__)
-    *one = _mm512_broadcastss_ps(both);
-    *two = _mm512_broadcastss_ps(_mm_movehdup_ps(both));
+    const Vec ab = add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
+    const Vec cd = add(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xEE));
+    const Vec s = add(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xDD));
+    const Vec t = add(s, _mm512_shuffle_ps(s, s, 0xEE));
+    const Vec u = add(t, _mm512_shuffle_ps(t, t, 0x55));
+    return _mm512_castps512_ps128(_mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), u));
 #else
-    *one = _mm256_broadcastss_ps(both);
-    *two = _mm256_broadcastss_ps(_mm_movehdup_ps(both));
+    const Vec ab = add(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+    const Vec cd = add(_mm256_permute2f128_ps(c, d, 0x20), _mm256_permute2f128_ps(c, d, 0x31));
+    const Vec s = add(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xEE));  // a a c c, b b d d
+    const Vec t = add(s, _mm256_shuffle_ps(s, s, 0xF5));
+    return _mm_shuffle_ps(_mm_unpacklo_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1)),
+                          _mm_unpackhi_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1)), 0x44);
 #endif
 }
 
