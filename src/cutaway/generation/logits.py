@@ -87,7 +87,11 @@ def min_p(logits: Tensor, p: float) -> Tensor:
 
 def greedy(logits: Tensor) -> list[int]:
     """The best token of each row; of equals, the first."""
-    out: list[int] = logits.argmax(-1).tolist()
+    x = logits.detach()
+    if x.device.type == "cpu" and x.dtype is torch.float32:
+        best: list[int] = x.numpy().argmax(-1).tolist()  # several times as fast as PyTorch's, row by row
+        return best
+    out: list[int] = x.argmax(-1).tolist()
     return out
 
 
