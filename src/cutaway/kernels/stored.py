@@ -94,6 +94,8 @@ class Stored(Tensor):
         named = dict(kwargs or {})
         if func is torch._has_compatible_shallow_copy_type:
             return False  # a module that changes its numbers' type gets a new parameter
+        if func is Tensor.detach:  # not by way of the dispatcher, which would import all of torch.distributed for it
+            return stored_matrix(args[0].raw, args[0].format, args[0].shape[1])
         if func == Tensor.data.__set__:  # type: ignore[attr-defined]
             raise TypeError("stored weights cannot be written to; load with dtype='float32'")
         if func is F.linear and not named and len(args) in (2, 3) and isinstance(args[1], Stored):

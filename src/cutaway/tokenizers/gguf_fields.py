@@ -105,7 +105,14 @@ class Fields:
         key = "tokenizer.ggml.merges"
         made: list[tuple[str, str]] = []
         known = vocabulary.ids
-        for i, line in enumerate(self.strings(key, _MOST_MERGES)):
+        lines = self.strings(key, _MOST_MERGES)
+        pairs: list[Any] = [tuple(line.split(" ")) for line in lines]
+        # Nearly always all of them are in order, and looking at each by itself would take as long as all the rest.
+        if all(len(pair) == 2 for pair in pairs):
+            parts = {part for pair in pairs for part in pair} | {"".join(pair) for pair in pairs}
+            if "" not in parts and known.keys() >= parts:
+                return pairs
+        for i, line in enumerate(lines):
             left, gap, right = line[:1], *line[1:].partition(" ")[::2]
             left, right = left + gap, right
             if not right:
