@@ -14,6 +14,7 @@ from benchmarks.contest import Contestant, in_turns, keep, options, ours, peers,
 from benchmarks.files import file
 
 ROWS = {"short": (1000, 14), "long": (200, 254)}  # texts, and tokens of each beside [CLS] and [SEP]
+# Each is one token.
 WORDS = [
     "the",
     "a",
@@ -69,7 +70,7 @@ WORDS = [
     "but",
     "or",
     "if",
-]  # each is one token
+]
 BOUND = 1e-4
 
 
