@@ -90,7 +90,8 @@ def page(found: Mapping[str, Mapping[str, Any]], folder: Path) -> str:
     parts.append("## Outputs\n")
     parts.append(
         "The likeliest token after each token of a text, and how far the text's log-probabilities differ at most,\n"
-        "from plain PyTorch in fp32 over the dequantised weights. In 8 and 4 bits llama.cpp and CTranslate2 round activations.\n"
+        "from plain PyTorch in fp32 over the dequantised weights. In 8 and 4 bits llama.cpp and\n"
+        "CTranslate2 round activations.\n"
     )
     parts.append(table(["result", "who", "the same likeliest token", "log-probability"], outputs(found)))
     parts.append("## Measured on\n")
