@@ -70,7 +70,7 @@ def measured_on(found: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
         machine = result["machine"]
         versions = sorted({facts["version"] for facts in result.get("facts", {}).values() if "version" in facts})
         where = f"{machine['processor']}, {machine['threads']} of {machine['cores']} cores"
-        rounds = str(max(map(len, result["values"].values())) if "values" in result else "")
+        rounds = str(max(map(len, result["values"].values())) if "values" in result else result.get("rounds", ""))
         rows.append([name, machine["date"], where, f"{machine['load']:.1f}", rounds, "; ".join(versions)])
     return rows
 
