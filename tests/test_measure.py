@@ -55,7 +55,7 @@ def test_figures_of_a_model_that_writes(monkeypatch: pytest.MonkeyPatch) -> None
     speeds = iter([8.0, 2.0, 4.0])
     monkeypatch.setattr(measure, "_read_speed", lambda memory: next(speeds))
     model = built(tied=True)
-    memory, prefill, decode, batch = measured(model, **SMALL)
+    (memory, prefill, decode, batch), _ = measured(model, **SMALL)
     assert memory.values == [2.0, 4.0]  # the first round only warms up
     assert [figure.name for figure in (prefill, decode, batch)] == ["prefill 12", "decode 4", "batch 3 × 4"]
     assert prefill.shares == memory.shares == []
@@ -82,7 +82,7 @@ def test_what_is_run_is_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_table_of_positions_is_not_outgrown() -> None:
     model = built(positions="learned", max_positions=20)
-    assert [figure.name for figure in measured(model, **{**SMALL, "prompt_len": 512})][1] == "prefill 16"
+    assert [figure.name for figure in measured(model, **{**SMALL, "prompt_len": 512})[0]][1] == "prefill 16"
     with pytest.raises(RequestError, match="before so many tokens") as caught:
         measured(model, **{**SMALL, "gen": 20})
     assert caught.value.field == "gen"
@@ -93,6 +93,16 @@ def test_a_table_of_positions_is_not_outgrown() -> None:
 def test_numbers_that_make_no_sense(name: str, value: Any) -> None:
     with pytest.raises(RequestError):
         measured(built(), **{**SMALL, name: value})
+
+
+def test_the_buffer_is_not_counted_as_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peak is asked for before there is a buffer."""
+    order: list[str] = []
+    ones = torch.ones
+    monkeypatch.setattr(measure, "peak_bytes", lambda: order.append("peak") or 7)
+    monkeypatch.setattr(torch, "ones", lambda *a, **k: order.append(f"ones {a[0]}") or ones(*a, **k))
+    assert measured(built(), **SMALL)[1] == 7
+    assert order.index("peak") < order.index(f"ones {(1 << 16) // 4}")
 
 
 def test_the_peak_is_at_least_what_is_held() -> None:

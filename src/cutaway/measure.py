@@ -51,7 +51,7 @@ class Figure:
 
 def measured(
     model: Model, prompt_len: int = 512, gen: int = 64, batch: int = 8, rounds: int = 5, buffer: int = BUFFER
-) -> list[Figure]:
+) -> tuple[list[Figure], int | None]:
     """Everything in turns, round by round; a round before the first warms up and does not count.
 
     The first figure is the machine's own: how fast it reads memory. Of a model that writes come ``prefill``,
@@ -65,25 +65,31 @@ def measured(
         rounds: how many.
         buffer: bytes that are read for the limit.
 
+    Returns:
+        The figures; and the most memory that the process had by the end of the warm-up, where the system says.
+
     Raises:
         RequestError: a number that makes no sense, or a table of positions too short for so many tokens.
     """
     whole("gen", gen, 2, 1 << 20)
     for name, number in (("prompt_len", prompt_len), ("batch", batch), ("rounds", rounds)):
         whole(name, number, 1, 1 << 20)
-    spec, memory = model.spec, torch.ones(buffer // 4, device=model.transformer.device)
-    own = _writing(model, prompt_len, gen, batch) if spec.generates else _reading(model, prompt_len, batch)
-    tasks: list[_Task] = [(Figure("memory", "GB/s"), lambda: (_read_speed(memory), 0.0)), *own]
-    for turn in range(rounds + 1):
-        speed = 0.0
-        for figure, task in tasks:
+    own = _writing(model, prompt_len, gen, batch) if model.spec.generates else _reading(model, prompt_len, batch)
+    for _, task in own:
+        task()
+    peak = peak_bytes()  # before the buffer, which is no part of what a model needs
+    memory = torch.ones(buffer // 4, device=model.transformer.device)
+    _read_speed(memory)
+    limit = Figure("memory", "GB/s")
+    for _ in range(rounds):
+        speed = _read_speed(memory)
+        limit.values.append(speed)
+        for figure, task in own:
             value, read = task()
-            speed = speed or value
-            if turn:
-                figure.values.append(value)
-                if read:
-                    figure.shares.append(read / 1e9 / speed)
-    return [figure for figure, _ in tasks]
+            figure.values.append(value)
+            if read:
+                figure.shares.append(read / 1e9 / speed)
+    return [limit, *(figure for figure, _ in own)], peak
 
 
 # What it came to, and bytes a second that it read, where that is its limit.

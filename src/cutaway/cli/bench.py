@@ -38,20 +38,19 @@ def command(settings: Settings, /, name: str | None, prompt_len: int, gen: int, 
     model = load_model(settings)
     load_s = time.perf_counter() - began
     settings.note(f"measuring: {counted(rounds, 'round')} after one that warms up")
-    figures = measured(model, prompt_len, gen, batch, rounds)
-    facts = _facts(settings, model, load_s, rounds, torch.get_num_threads())
+    figures, peak = measured(model, prompt_len, gen, batch, rounds)
+    facts = _facts(settings, model, rounds, torch.get_num_threads())
+    facts |= {"load_s": load_s, "memory": {**_memory(model), "peak": peak}}
     if settings.json:
         settings.emit_json({**facts, "figures": [_as_dict(figure) for figure in figures]})
     else:
         settings.emit("\n".join(_lines(facts, figures, settings.look)) + "\n")
 
 
-def _facts(settings: Settings, model: Model, load_s: float, rounds: int, threads: int) -> dict[str, Any]:
+def _facts(settings: Settings, model: Model, rounds: int, threads: int) -> dict[str, Any]:
     from cutaway.kernels import missing
-    from cutaway.measure import cache_bytes, peak_bytes, step_bytes, weight_bytes
 
     network = model.transformer
-    writes = bool(model.spec.decoder.layers)
     return {
         "model": settings.model,
         "device": str(network.device),
@@ -59,13 +58,18 @@ def _facts(settings: Settings, model: Model, load_s: float, rounds: int, threads
         "threads": threads,
         "kernels": missing() or "native" if network.device.type == "cpu" else "PyTorch's",
         "rounds": rounds,
-        "load_s": load_s,
-        "memory": {
-            "weights": weight_bytes(network),
-            "read_for_a_token": step_bytes(network) if writes else None,
-            "cache_for_a_token": cache_bytes(model.spec, 1, network.dtype.itemsize) if writes else None,
-            "peak": peak_bytes(),
-        },
+    }
+
+
+def _memory(model: Model) -> dict[str, Any]:
+    """In bytes."""
+    from cutaway.measure import cache_bytes, step_bytes, weight_bytes
+
+    network, writes = model.transformer, bool(model.spec.decoder.layers)
+    return {
+        "weights": weight_bytes(network),
+        "read_for_a_token": step_bytes(network) if writes else None,
+        "cache_for_a_token": cache_bytes(model.spec, 1, network.dtype.itemsize) if writes else None,
     }
 
 
