@@ -45,7 +45,9 @@ def told(logits: Any, tokens: Sequence[int]) -> dict[str, Any]:
     """The likeliest token after each, and the log-probability of the one that follows. numpy [n, vocab]"""
     import numpy as np
 
-    x = np.asarray(logits, dtype=np.float64)
-    most = x.max(-1, keepdims=True)
-    logp = x - most - np.log(np.exp(x - most).sum(-1, keepdims=True))
-    return {"best": x.argmax(-1).tolist(), "logp": [float(logp[i, t]) for i, t in enumerate(tokens[1:])]}
+    x = np.asarray(logits)
+    logp = []
+    for row, token in zip(x, tokens[1:], strict=False):  # one by one: a large vocabulary times a text is gigabytes
+        wide = row.astype(np.float64)
+        logp.append(float(wide[token] - wide.max() - np.log(np.exp(wide - wide.max()).sum())))
+    return {"best": x.argmax(-1).tolist(), "logp": logp}
