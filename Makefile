@@ -7,17 +7,21 @@ export CUTAWAY_TEST_MODELS ?= $(or $(CUTAWAY_HOME),$(or $(XDG_CACHE_HOME),$(HOME
 WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 PROMPT ?= The Eiffel Tower is in
+# Other libraries, that tests and benchmarks ask, live in an environment of their own.
+ORACLES := .oracles
 # Tests marked `oracle` ask llama.cpp, in this interpreter or the one that is named; without it they are left out.
-ORACLE = $(shell $(or $(CUTAWAY_LLAMA_CPP_PYTHON),$(BIN)/python) -c 'import llama_cpp' 2>/dev/null && echo yes)
+export CUTAWAY_LLAMA_CPP_PYTHON ?= $(or $(wildcard $(CURDIR)/$(ORACLES)/bin/python),$(CURDIR)/$(BIN)/python)
+ORACLE = $(shell $(CUTAWAY_LLAMA_CPP_PYTHON) -c 'import llama_cpp' 2>/dev/null && echo yes)
 
-.PHONY: help demo test test-all lint models oracles families clean
+.PHONY: help demo test test-all lint models oracles bench families clean
 
 help:
 	@echo 'make demo      set up, fetch the default model (98 MB), and see it run'
 	@echo 'make test      set up, lint, type-check, and run the tests (8 minutes on two cores)'
 	@echo 'make test-all  the same and the slow sweeps'
-	@echo 'make oracles   build llama-cpp-python, for the tests that ask llama.cpp (about 10 minutes); one that is'
-	@echo '               installed elsewhere will do: CUTAWAY_LLAMA_CPP_PYTHON=/path/to/its/python make test'
+	@echo 'make oracles   other libraries, for tests that ask llama.cpp and for benchmarks (it is built: 10 minutes); one'
+	@echo '               that is installed elsewhere will do: CUTAWAY_LLAMA_CPP_PYTHON=/path/to/its/python make test'
+	@echo 'make bench     measure beside them and write benchmarks/RESULTS.md (ROWS="decode encode:short" for some)'
 
 # What the native kernels are built of.
 NATIVE := hatch_build.py $(wildcard src/cutaway/kernels/native/*)
@@ -58,9 +62,16 @@ families: $(VENV)/ready-dev
 	CUTAWAY_MEASURED=.measured.json $(PYTEST) tests/reference -m 'not real and not oracle' -q
 	$(BIN)/python -m tests.reference.page .measured.json docs/families.md
 
-# Compiles llama.cpp, which needs a C++ compiler and cmake.
+# Compiles llama.cpp, which needs a C++ compiler and cmake. torch, transformers and the like are those of our own
+# environment, by its path: nothing is there twice, and nothing can replace what we are tested with.
 oracles: $(VENV)/ready-dev
-	$(BIN)/python -m pip install -q llama-cpp-python
+	test -x $(ORACLES)/bin/python || $(PYTHON) -m venv $(ORACLES)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+		"$$($(ORACLES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ours.pth"
+	$(ORACLES)/bin/python -m pip install -q --no-deps -r benchmarks/peers.txt
+
+bench: $(VENV)/ready-dev
+	$(BIN)/python -m benchmarks.all $(ROWS)
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ORACLES) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

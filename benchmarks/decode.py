@@ -1,66 +1,83 @@
-"""One stream: tokens a second of greedy decoding, ours and llama.cpp's, on the same file.
+"""One stream: tokens a second of greedy decoding, ours and theirs on the same weights, beside the memory's limit.
 
-python -m benchmarks.decode FILE.gguf [--rounds 7] [--rows 1] [--name q4_1]
+python -m benchmarks.decode [ROW …] [--rounds 7] [--tokens 64] [--quick]
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from benchmarks.contest import Contestant, in_turns, keep, ratios, spread
+from benchmarks.agreement import agreement, same_rows
+from benchmarks.contest import Contestant, in_turns, keep, llama, options, ours, peers, reference, show, start
+from benchmarks.files import file
 
 PROMPT = [*range(500, 516)]
+ROWS = ("q4_1", "q8_0", "f16", "f32", "gemma", "q4_0")
+
+
+def others(row: str) -> list[Contestant]:
+    """Who is measured beside ours."""
+    found = [llama(file(row))]
+    if row == "f32":
+        found.append(Contestant("transformers", "hf", {"path": str(file("hf"))}, peers()))
+        path = str(file("ct2-float32"))
+        found.append(Contestant("CTranslate2", "ct2", {"path": path, "type": "float32"}, peers()))
+    if row == "q8_0":
+        path = str(file("ct2-int8"))
+        found.append(Contestant("CTranslate2 int8", "ct2", {"path": path, "type": "int8"}, peers()))
+    return found
+
+
+def rates(answers: Sequence[Mapping[str, Any]], n: int, rows: int = 1) -> list[float]:
+    """Tokens a second. The first token comes with the prompt; the rate is of those after it, and of all in a batch."""
+    if rows > 1:
+        return [rows * n / one["seconds"] for one in answers]
+    return [(n - 1) / (one["seconds"] - one["first"]) for one in answers]
+
+
+def measure(row: str, rounds: int, n: int, quick: bool) -> None:
+    """Compare, measure, print, keep."""
+    path = file(row)
+    contestants = [ours(path), *others(row), Contestant("limit", "limit")]
+    print(f"\ndecode {row}: {path.name}, {len(PROMPT)} tokens in, {n} out")
+    start(contestants)
+    agree = agreement(contestants, reference(path))
+    found = in_turns(contestants, "decode", rounds, prompt=PROMPT, n=n)
+    for one in contestants:
+        one.stop()
+    limit = [answer["bytes_per_s"] for answer in found.pop("limit")]
+    values = {name: rates(answers, n) for name, answers in found.items()}
+    same = same_rows(found)
+    weights = contestants[0].facts["weights"]
+    shares = [weights * rate / most for rate, most in zip(values["cutaway"], limit, strict=True)]
+    show(values, "tokens/s")
+    print(f"{weights / 1e6:.1f} MB of weights a token")
+    show({"memory reads": [x / 1e9 for x in limit]}, "GB/s")
+    show({"share of that, cutaway": [100 * share for share in shares]}, "%")
+    print(f"greedy tokens: {same}")
+    keep(
+        f"decode-{row}",
+        {
+            "file": path.name,
+            "unit": "tokens/s",
+            "values": values,
+            "agree": agree,
+            "greedy": same,
+            "limit": {"bytes_per_s": limit, "weights": weights, "shares": shares},
+            "facts": {one.name: one.facts for one in contestants},
+        },
+        quick,
+    )
 
 
 def main() -> None:
-    """Measure, print, keep."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--rows", type=int, default=1)
+    """Each row that is asked for."""
+    parser = options(__doc__, ROWS)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--name")
-    parser.add_argument("--deterministic", action="store_true", help="our deterministic mode beside our usual one")
     words = parser.parse_args()
-    path, peer = str(words.file.resolve()), os.environ.get("CUTAWAY_LLAMA_CPP_PYTHON")
-    contestants = [Contestant("cutaway", "ours", {"path": path})]
-    if words.deterministic:
-        contestants.append(Contestant("deterministic", "ours", {"path": path, "deterministic": True}))
-    elif peer:
-        contestants.append(Contestant("llama.cpp", "llama", {"path": path, "rows": words.rows}, peer))
-    for one in contestants:
-        one.start()
-    found = in_turns(contestants, "decode", words.rounds, prompt=PROMPT, n=words.tokens, rows=words.rows)
-    for one in contestants:
-        one.stop()
-    # The first token comes with the prompt; the rate is of those after it, and with several rows of all.
-    steps = words.tokens - 1 if words.rows == 1 else words.tokens * words.rows
-
-    def rate(answer: dict[str, float]) -> float:
-        return steps / (answer["seconds"] - (answer["first"] if words.rows == 1 else 0))
-
-    rates = {name: [rate(answer) for answer in answers] for name, answers in found.items()}
-    mine = rates["cutaway"]
-    for name, values in rates.items():
-        s = spread(values)
-        line = f"{name:14} {s['median']:7.1f} tokens/s ({s['least']:.1f} to {s['most']:.1f})"
-        if name != "cutaway":
-            r = ratios(mine, values)
-            line += f"   cutaway is {r['median']:.2f} times as fast ({r['least']:.2f} to {r['most']:.2f})"
-            same = sum(a == b for a, b in zip(found["cutaway"][0]["tokens"], found[name][0]["tokens"], strict=True))
-            line += f", {same} of {words.rows} rows the same tokens"
-        print(line)
-    keep(
-        f"decode-{words.name or words.file.stem}" + (f"-{words.rows}" if words.rows > 1 else ""),
-        {
-            "file": words.file.name,
-            "rows": words.rows,
-            "rates": rates,
-            "facts": {one.name: one.facts for one in contestants},
-        },
-    )
+    for row in words.rows:
+        measure(row, 1 if words.quick else words.rounds, 8 if words.quick else words.tokens, words.quick)
 
 
 if __name__ == "__main__":

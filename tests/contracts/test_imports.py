@@ -31,7 +31,8 @@ LEFT["inspection"] = {*LEFT["generation"], "generation"}
 LEFT["tasks"] = {*LEFT["generation"], "generation"}
 LEFT["model"] = {*LEFT["inspection"], "inspection", "tasks"}
 LEFT["store"] = {*LEFT["model"], "model"}
-LEFT["cli"] = {*LEFT["store"], "store"}
+LEFT["measure"] = {*LEFT["inspection"], "model"}
+LEFT["cli"] = {*LEFT["store"], "store", "measure"}
 
 
 def room(path: Path) -> str:
