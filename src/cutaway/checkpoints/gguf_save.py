@@ -146,7 +146,11 @@ def plan_gguf(family: Family, spec: ModelSpec, shapes: Mapping[str, tuple[int, .
     form = family.gguf
     if form is None:
         raise UnsupportedModelError(
-            "this family has no form in GGUF", field="format", expected="hf or cutaway", got=family.model_type
+            "this family has no form in GGUF",
+            field="format",
+            expected="hf or cutaway",
+            got=family.model_type,
+            hint="cutaway's own format holds any model: format='cutaway', or in a terminal the name of a folder",
         )
     factors = _factors(spec) if form.factors else None
     plain = spec if factors is None else _rescaled(spec, None)

@@ -114,7 +114,7 @@ def save_folder(
     texts = {"format": "pt"}  # which transformers asks for
     if own:
         tensors, kinds = _blocks(model, family, quantize, losses, progress)
-        texts |= packed_text(kinds)
+        texts = packed_text(kinds) or texts  # the library writes two entries in any order
     else:
         with torch.no_grad():
             tensors = saved(family.rules(model.spec), {name: t.detach() for name, t in model.state_dict().items()})
