@@ -22,7 +22,7 @@ from tests.checkpoints import gguf_models
 from tests.reference import tiny
 
 import cutaway
-from cutaway.checkpoints.quantised import Losses
+from cutaway.checkpoints.quantised import Losses, Target, planned
 from cutaway.checkpoints.resolve import resolve
 from cutaway.cli.anatomy import open_source
 from cutaway.errors import CutawayError, DtypeError, FormatError, RequestError, StorageError, UnsupportedModelError
@@ -31,6 +31,7 @@ from cutaway.formats.mixes import mix_named
 from cutaway.formats.packed import KEY
 from cutaway.formats.quantise import QUANTISED
 from cutaway.formats.quants import BLOCK_TYPES
+from cutaway.formats.rules import Rename, Transpose
 from cutaway.formats.safetensors import SafetensorsFile, save_safetensors
 from cutaway.kernels import Stored, library
 from cutaway.model import Model
@@ -244,6 +245,21 @@ def test_matrices_of_the_type_keep_their_bytes(tmp_path: Path) -> None:
     assert 0 < losses.types["Q4_K"].measured < losses.types["Q4_K"].numbers
 
 
+@needs_kernels
+def test_only_whole_rows_are_moved(tmp_path: Path) -> None:
+    """What a rule would turn round is taken apart."""
+    cutaway.save(wide(), tmp_path / "m.gguf", format="gguf", quantize="q8_0")
+    own = cutaway.load(tmp_path / "m.gguf").transformer
+    name = "decoder.layers.0.branches.attn.body.q.weight"
+    weight, to = own.get_parameter(name), Target(None, BLOCK_TYPES["F32"])
+    found = [
+        planned(kind((name,), ("x",)), 0, "x", (256, 256), (weight,), own.spec, to) for kind in (Rename, Transpose)
+    ]
+    assert [(one.type.name, one.kept) for one in found] == [("Q8_0", True), ("F32", False)]
+    turned = found[1].make((weight,)).numpy().view(np.float32)
+    assert np.array_equal(turned, weight.dense().t().numpy())  # type: ignore[operator]
+
+
 # ---- our own format -----------------------------------------------------------------------------------------
 
 
@@ -288,14 +304,15 @@ def test_own_format_shows_its_types(tmp_path: Path) -> None:
         assert source.tensor(part).shape == part.shape
 
 
-def entry(value: Any) -> str:
-    return json.dumps({"decoder.norm.weight": value})
+def entry(value: Any, name: str = "decoder.norm.weight") -> str:
+    return json.dumps({name: value})
 
 
 @pytest.mark.parametrize(
     "text",
     ["[]", "{", '{"x": ["Q8_0", 32]}', entry(["Q8_0"]), entry(["Q9", 32]), entry(["Q8_0", 0]), entry(["Q8_0", True]),
-     entry(["Q8_0", 64]), entry("Q8_0"), entry(["Q4_K", 32]), entry(["F32", 32.0])],
+     entry(["Q8_0", 64]), entry("Q8_0"), entry(["Q4_K", 32]), entry(["F32", 32.0]),
+     entry(["Q8_0", 64], "embed.tokens"), entry(["Q4_0", 32], "embed.tokens"), entry(["Q8_0", 33], "embed.tokens")],
 )  # fmt: skip
 def test_headers_that_lie(text: str, tmp_path: Path) -> None:
     """About tensors that are not there, types, widths, or what is no bytes: an error before anything is built."""
