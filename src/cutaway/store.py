@@ -13,11 +13,13 @@ import torch
 from cutaway.checkpoints.gguf_save import save_gguf
 from cutaway.checkpoints.load import dtype_named, load_checkpoint
 from cutaway.checkpoints.progress import Progress
+from cutaway.checkpoints.quantised import Losses
 from cutaway.checkpoints.recipe import read_recipe
 from cutaway.checkpoints.resolve import resolve
 from cutaway.checkpoints.save import save_folder
 from cutaway.checkpoints.sentence import read_sentence, sentence_files
 from cutaway.errors import RequestError
+from cutaway.formats.mixes import mix_named
 from cutaway.formats.paths import usable_path
 from cutaway.generation.checks import whole
 from cutaway.model import Model
@@ -154,7 +156,10 @@ def save(
     *,
     format: str = "hf",
     dtype: torch.dtype | str | None = None,
+    quantize: str | None = None,
     verify: bool = True,
+    losses: Losses | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """Write a model, whole or not at all, file by file.
 
@@ -163,25 +168,58 @@ def save(
         path: a folder, or for GGUF a file; saving over what was loaded is safe.
         format: ``"hf"``, a Hugging Face folder in the words of the model's family; ``"gguf"``, one file for llama.cpp;
             ``"cutaway"``, a folder of our own that holds any spec.
-        dtype: of the matrices in a GGUF, fp32, fp16 or bf16; by default the model's own, as in a folder.
+        dtype: of the matrices in a GGUF, fp32, fp16 or bf16; by default the model's own, as in a folder. Blocks that
+            a model was loaded with, or loaded as, stay as they are in a GGUF and in our own format.
+        quantize: what matrices become in a GGUF or in our own format: ``"q8_0"`` … ``"q4_k"``, one type for all, or
+            a mix of llama.cpp's, ``"q4_k_m"`` (see :mod:`cutaway.formats.mixes`). Matrices of the type stay as they
+            are; where a row is not whole blocks, a narrower block takes their place, or no block.
         verify: read what was written back and compare it, bit by bit, before it takes its name.
+        losses: filled with what quantizing cost, type by type.
+        progress: told (done, total, label).
 
     Raises:
         RequestError: another format, or one that the model has no words in.
         UnsupportedModelError, ConfigError, TokenizerError: something of the model that the format cannot say, by name.
+        DtypeError: a number that a block cannot hold, by the tensor's name.
         StorageError: the disk refused; what was there stays.
     """
     if not isinstance(model, Model):
         raise RequestError("not a model", field="model", expected="what load or build gave", got=model)
     usable_path(path, wanted="a folder, or a file for GGUF")
-    number = dtype_named(dtype)
+    number, mix = dtype_named(dtype), None if quantize is None else mix_named(quantize)
+    if mix is not None and number is not None:
+        raise RequestError("says otherwise than quantize", field="dtype", expected=None, got=dtype)
+    said = None if progress is None else (lambda done, total: progress(done, total, f"writing {Path(path).name}"))
     if format == "gguf":
         vocabulary = gguf_vocabulary(model.tokenizer, model.spec.vocab_size, eos_ids=model.settings.eos_ids)
-        return save_gguf(model.transformer, Path(path), vocabulary, dtype=number, verify=verify)
+        return save_gguf(
+            model.transformer,
+            Path(path),
+            vocabulary,
+            dtype=number,
+            quantize=mix,
+            verify=verify,
+            losses=losses,
+            progress=said,
+        )
     if format not in ("hf", "cutaway"):
         raise RequestError("unknown format", field="format", expected="hf, gguf or cutaway", got=format)
+    if mix is not None and format == "hf":
+        hint = "save(model, path, format='gguf'), or 'cutaway', which holds any model"
+        raise RequestError("a Hugging Face folder holds no blocks", field="quantize", got=quantize, hint=hint)
     if number not in (None, model.transformer.dtype):
         raise RequestError("a folder holds the weights as they are", field="dtype", expected=None, got=dtype)
     files, own = companions(model.tokenizer, model.settings), format == "cutaway"
     also = {} if model.sentence is None else sentence_files(model.sentence, model.spec.d_model)
-    save_folder(model.transformer, Path(path), model._checkpoint, files, also=also, own=own, verify=verify)
+    save_folder(
+        model.transformer,
+        Path(path),
+        model._checkpoint,
+        files,
+        also=also,
+        own=own,
+        quantize=mix,
+        verify=verify,
+        losses=losses,
+        progress=said,
+    )

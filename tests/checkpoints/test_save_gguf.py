@@ -33,7 +33,7 @@ from cutaway.errors import (
     UnsupportedModelError,
 )
 from cutaway.formats.gguf import GgufFile
-from cutaway.formats.gguf_write import PlainTensor, write_gguf
+from cutaway.formats.gguf_write import FileTensor, write_gguf
 from cutaway.formats.quants import BLOCK_TYPES
 from cutaway.model import Model
 from cutaway.spec import FactorScaling, GenerationSettings, Llama3Scaling
@@ -253,8 +253,8 @@ def test_arguments(tmp_path: Path) -> None:
 # ---- the container ------------------------------------------------------------------------------------------
 
 
-def plain(name: str, tensor: torch.Tensor, kind: str = "F32") -> PlainTensor:
-    return PlainTensor(name, tuple(tensor.shape), BLOCK_TYPES[kind], lambda: tensor)
+def plain(name: str, tensor: torch.Tensor, kind: str = "F32") -> FileTensor:
+    return FileTensor(name, tuple(tensor.shape), BLOCK_TYPES[kind], lambda: tensor)
 
 
 def test_every_type_of_value(tmp_path: Path) -> None:
@@ -302,10 +302,10 @@ def test_every_type_of_value(tmp_path: Path) -> None:
         ({}, [plain("x", torch.zeros(2)), plain("x", torch.zeros(2))]),
         ({}, [plain("x", torch.tensor(1.0))]),
         ({}, [plain("x", torch.zeros(1, 1, 1, 1, 1))]),
-        ({}, [PlainTensor("x", (3,), BLOCK_TYPES["F32"], lambda: torch.zeros(2))]),
+        ({}, [FileTensor("x", (3,), BLOCK_TYPES["F32"], lambda: torch.zeros(2))]),
     ],
 )
-def test_what_the_container_cannot_hold(metadata: Any, tensors: list[PlainTensor], tmp_path: Path) -> None:
+def test_what_the_container_cannot_hold(metadata: Any, tensors: list[FileTensor], tmp_path: Path) -> None:
     with pytest.raises(RequestError):
         write_gguf(tmp_path / "m.gguf", metadata, tensors)
     assert list(tmp_path.iterdir()) == []
@@ -326,7 +326,7 @@ def test_one_tensor_at_a_time(tmp_path: Path) -> None:
         most = max(most, alive)
         return torch.zeros(4, 4).as_subclass(Held)
 
-    tensors = [PlainTensor(f"t{i}", (4, 4), BLOCK_TYPES["F16"], make) for i in range(9)]
+    tensors = [FileTensor(f"t{i}", (4, 4), BLOCK_TYPES["F16"], make) for i in range(9)]
     write_gguf(tmp_path / "m.gguf", {}, tensors)
     assert most <= 4  # views of one count as well
 

@@ -122,7 +122,7 @@ def test_half_precision_loads(dtype: str, tmp_path: Path) -> None:
 def test_the_default_model(smollm2_path: Path, tmp_path: Path) -> None:
     """SmolLM2, its blocks taken apart and written again in fp32: its own words, in both."""
     model = cutaway.load(smollm2_path)
-    cutaway.save(model, tmp_path / "m.gguf", format="gguf")
+    cutaway.save(model, tmp_path / "m.gguf", format="gguf", dtype="fp32")
     assert model.tokenizer is not None
     texts = ["The Eiffel Tower is in", "  def f(x):\n\treturn 12345", "naïve 🙂 東京"]
     rows = model.tokenizer.encode_batch(texts)

@@ -15,8 +15,10 @@ from cutaway.errors import ConfigError, ShardError, UnsupportedModelError
 from cutaway.families import Family, family_of
 from cutaway.formats.config import ConfigReader
 from cutaway.formats.files import read_json
+from cutaway.formats.packed import Packed
 from cutaway.formats.safetensors import SafetensorsFile
 from cutaway.formats.shards import ShardedSafetensors
+from cutaway.kernels.stored import FORMATS
 from cutaway.spec import GenerationSettings, ModelSpec
 
 UNFINISHED = ".cutaway-unfinished"  # stands in a folder while a model is saved into it
@@ -91,10 +93,15 @@ def _note_unmet(ignore: frozenset[str], config: dict[str, Any], generation: dict
 
 
 class FolderSource:
-    """Tensors of a folder's safetensors, or of one file."""
+    """Tensors of a folder's safetensors, or of one file; quantized ones dequantised."""
 
     def __init__(self, path: Path, mmap: bool) -> None:
         self._files = ShardedSafetensors(path, mmap=mmap) if path.is_dir() else SafetensorsFile(path, mmap=mmap)
+        try:
+            self._packed = Packed(self._files)
+        except BaseException:
+            self._files.close()
+            raise
 
     def names(self) -> list[str]:
         """Every tensor."""
@@ -102,15 +109,16 @@ class FolderSource:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of one."""
-        return tuple(self._files.info(name).shape)
+        return self._packed.shape(name)
 
-    def raw(self, name: str) -> None:
-        """What a folder holds becomes fp32."""
-        return None
+    def raw(self, name: str) -> tuple[Tensor, int] | None:
+        """A quantized matrix's rows as they are stored, and the number of their format, where kernels read that."""
+        found = self._packed.raw(name) if name in self._packed.kinds else None
+        return found if found is not None and found[1] in FORMATS else None
 
     def read(self, name: str) -> Tensor:
-        """One tensor, as stored."""
-        return self._files.read(name)
+        """One tensor, as stored, or in fp32."""
+        return self._packed.read(name)
 
     def close(self) -> None:
         """Close the files."""

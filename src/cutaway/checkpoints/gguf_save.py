@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ import torch
 from torch import Tensor
 
 from cutaway.checkpoints.gguf import read_gguf
+from cutaway.checkpoints.quantised import F32, Losses, Target, dense, planned
 from cutaway.checkpoints.save import config_of
 from cutaway.errors import ConfigError, RequestError, UnsupportedModelError
 from cutaway.families import Family, family_of
 from cutaway.formats.gguf_metadata import metadata_from_config
 from cutaway.formats.gguf_names import gguf_rules
-from cutaway.formats.gguf_write import PLAIN_TYPES, Metadata, PlainTensor, Typed, write_gguf
-from cutaway.formats.quants import BLOCK_TYPES, BlockType
+from cutaway.formats.gguf_write import PLAIN_TYPES, FileTensor, Metadata, Typed, write_gguf
+from cutaway.formats.mixes import Mix, file_type
 from cutaway.formats.rules import WeightRule
 from cutaway.models import Transformer
 from cutaway.modules.rotary import speeds
@@ -30,7 +32,7 @@ __all__ = ["save_gguf"]
 FACTORS = "rope_freqs.weight"
 # llama.cpp wants these in full precision, with norms and biases; matrices are as is asked for.
 _FULL = frozenset({"position_embd.weight", FACTORS})
-_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32}  # general.file_type
+_QUANTIZATION = 2  # ggml's version of the block types
 
 
 def save_gguf(
@@ -39,23 +41,30 @@ def save_gguf(
     vocabulary: Metadata,
     *,
     dtype: torch.dtype | None = None,
+    quantize: Mix | None = None,
     verify: bool = True,
-    progress: Callable[[int], None] | None = None,
+    losses: Losses | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write a model as one file, whole or not at all.
+    """Write a model as one file, whole or not at all, one tensor in memory at a time.
 
     Args:
         model: of a family that has a form in GGUF.
         path: may be the file that the model was loaded from.
         vocabulary: the tokenizer's key/values.
-        dtype: of the matrices: float32, float16 or bfloat16; by default the model's own. The rest is float32.
+        dtype: of the matrices: float32, float16 or bfloat16; by default the model's own, and stored blocks as they
+            are. The rest is float32.
+        quantize: what matrices become instead, those whose rows are whole blocks. Those that are so already keep
+            their bytes.
         verify: read the file back and compare everything before it takes its name.
-        progress: told the bytes just written.
+        losses: told what became of each matrix.
+        progress: told (bytes written, bytes in all).
 
     Raises:
         UnsupportedModelError: a family without a form in GGUF.
         ConfigError: something of the model that the format cannot say, by name.
         RequestError: a dtype or number that it cannot hold.
+        DtypeError: a number that a block cannot hold.
         StorageError: the disk refused; what was there stays.
     """
     family = family_of(model.spec.family)
@@ -65,26 +74,49 @@ def save_gguf(
         raise RequestError("GGUF cannot hold this type", field="dtype", expected=wanted, got=dtype or model.dtype)
     own = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     plan = plan_gguf(family, model.spec, {name: tuple(tensor.shape) for name, tensor in own.items()})
-    metadata = {**plan.metadata, "general.file_type": ("u32", _FILE_TYPES[kind.name])}
+    to = Target(quantize, kind, keep=dtype is None)
+    found = [
+        _file_tensor(rule, place, own, model.spec, to, losses)
+        for rule in plan.rules
+        for place in range(len(rule.theirs))
+    ]
+    tensors = [tensor for tensor, _ in found]
+    matrices = [(tensor.type, prod(tensor.shape)) for tensor, matrix in found if matrix]
+    stated = file_type(matrices) if quantize is None else quantize.file_type
+    metadata = {**plan.metadata, "general.file_type": ("u32", stated)}
+    if any(kind.block > 1 for kind, _ in matrices):
+        metadata["general.quantization_version"] = ("u32", _QUANTIZATION)
     metadata |= vocabulary
-    tensors = [_planned(rule, place, name, own, kind) for rule in plan.rules for place, name in enumerate(rule.theirs)]
     if plan.factors is not None:
         factors = plan.factors
-        tensors.append(PlainTensor(FACTORS, tuple(factors.shape), BLOCK_TYPES["F32"], lambda: factors))
-    write_gguf(path, metadata, tensors, verify=verify, progress=progress)
+        tensors.append(FileTensor(FACTORS, tuple(factors.shape), F32, lambda: factors))
+    total, done = sum(tensor.nbytes for tensor in tensors), 0
+
+    def step(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        if progress is not None:
+            progress(done, total)
+
+    write_gguf(path, metadata, tensors, verify=verify, progress=step)
 
 
-def _planned(rule: WeightRule, place: int, name: str, own: Mapping[str, Tensor], kind: BlockType) -> PlainTensor:
-    parts = tuple(own[part] for part in rule.ours)
-    shape = tuple(rule.save(tuple(part.to("meta") for part in parts))[place].shape)
-    full = len(shape) < 2 or name in _FULL
+def _file_tensor(
+    rule: WeightRule, place: int, own: Mapping[str, Tensor], spec: ModelSpec, to: Target, losses: Losses | None
+) -> tuple[FileTensor, bool]:
+    """A tensor of the file, and whether it is a matrix that may have any type."""
+    name, parts = rule.theirs[place], tuple(own[part] for part in rule.ours)
+    shape = tuple(rule.save(tuple(torch.empty(part.shape, device="meta") for part in parts))[place].shape)
+    if len(shape) == 2 and name not in _FULL:
+        matrix = planned(rule, place, name, shape, parts, spec, to)
+        return FileTensor(name, shape, matrix.type, lambda: matrix.make(parts, losses)), True
 
     def make() -> Tensor:
         # In fp32 where the rule computes: a norm's weight plus one has more digits than bf16 holds.
         with torch.no_grad():
-            return rule.save(tuple(part.float() if full else part for part in parts))[place]
+            return rule.save(tuple(dense(part) for part in parts))[place]
 
-    return PlainTensor(name, shape, BLOCK_TYPES["F32"] if full else kind, make)
+    return FileTensor(name, shape, F32, make), False
 
 
 # ---- what the file says of the model -----------------------------------------------------------------------
@@ -114,7 +146,11 @@ def plan_gguf(family: Family, spec: ModelSpec, shapes: Mapping[str, tuple[int, .
     form = family.gguf
     if form is None:
         raise UnsupportedModelError(
-            "this family has no form in GGUF", field="format", expected="hf or cutaway", got=family.model_type
+            "this family has no form in GGUF",
+            field="format",
+            expected="hf or cutaway",
+            got=family.model_type,
+            hint="cutaway's own format holds any model: format='cutaway', or in a terminal the name of a folder",
         )
     factors = _factors(spec) if form.factors else None
     plain = spec if factors is None else _rescaled(spec, None)

@@ -67,7 +67,7 @@ def load_checkpoint(
 
     Args:
         resolved: where it is.
-        dtype: of the weights; by default fp32 on a CPU, where a GGUF's matrices stay in the form that the file has
+        dtype: of the weights; by default fp32 on a CPU, where quantized matrices stay in the form that the file has
             if the native kernels are there to read it, and what is stored on a GPU.
         device: by default a GPU if there is one.
         quantize: what matrices become: ``q8_0``, ``q5_1`` … ``q4_k``; see ``formats.quantise``.
@@ -80,7 +80,7 @@ def load_checkpoint(
         CutawayError: see ``errors``; nothing is ever half loaded.
     """
     target = _device(device)
-    number = dtype_named(dtype)
+    number = stated = dtype_named(dtype)
     blocks = _blocks(quantize, number, target)
     if resolved.kind == "gguf":
         return _load_gguf(resolved, number, target, blocks, progress)
@@ -106,6 +106,7 @@ def load_checkpoint(
             device=target,
             base_prefix=family.base_prefix,
             progress=progress,
+            keep=stated is None and target.type == "cpu" and library() is not None,
             quantize=blocks,
         )
     finally:

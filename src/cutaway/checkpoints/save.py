@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from cutaway.checkpoints.folder import UNFINISHED
 from cutaway.checkpoints.load import DTYPES, Checkpoint
+from cutaway.checkpoints.quantised import Losses, Target, planned
 from cutaway.checkpoints.sentence import FILES
+from cutaway.checkpoints.weights import matrices
 from cutaway.errors import ConfigError, RequestError, StorageError
 from cutaway.families import Family, family_of
 from cutaway.formats.config import ConfigReader
 from cutaway.formats.files import atomic_write, sweep
+from cutaway.formats.gguf_write import PLAIN_TYPES
+from cutaway.formats.mixes import Mix
+from cutaway.formats.packed import packed_text
+from cutaway.formats.quants import BlockType
 from cutaway.formats.rules import saved
 from cutaway.formats.shards import save_sharded
+from cutaway.kernels import Stored
 from cutaway.models import Transformer
 from cutaway.spec import ModelSpec
 from cutaway.spec.serial import difference
@@ -55,7 +63,10 @@ def save_folder(
     *,
     also: Mapping[str, bytes] | None = None,
     own: bool = False,
+    quantize: Mix | None = None,
     verify: bool = True,
+    losses: Losses | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Write config.json and safetensors, and copy the tokenizer's files from where the model came from.
 
@@ -68,12 +79,16 @@ def save_folder(
         source: the checkpoint it was loaded from.
         companions: the files of tokenizer and settings, where the source has none to copy.
         also: files that are written in any case: what is said of sentence vectors.
-        own: in our own format rather than that of the model's family.
+        own: in our own format rather than that of the model's family. It keeps stored blocks as they are.
+        quantize: what matrices become, in our own format.
         verify: read the weights back and compare every bit before they take their name.
+        losses: told what became of each matrix.
+        progress: told (numbers done, numbers in all) while they are quantized.
 
     Raises:
         StorageError: the disk refused; what was there stays.
         ConfigError: the spec has no spelling in this format.
+        DtypeError: a number that a block cannot hold.
         RequestError: the model is of no family.
     """
     family = family_of(OWN if own else model.spec.family)
@@ -96,18 +111,51 @@ def save_folder(
         with atomic_write(marker) as file:
             file.write(b"A save into this folder has not finished. Save again.\n")
 
-    with torch.no_grad():
-        tensors = saved(family.rules(model.spec), {name: t.detach() for name, t in model.state_dict().items()})
+    texts = {"format": "pt"}  # which transformers asks for
+    if own:
+        tensors, kinds = _blocks(model, family, quantize, losses, progress)
+        texts = packed_text(kinds) or texts  # the library writes two entries in any order
+    else:
+        with torch.no_grad():
+            tensors = saved(family.rules(model.spec), {name: t.detach() for name, t in model.state_dict().items()})
     # Everything is written under other names first; from the mark on, there are only renames.
     with contextlib.ExitStack() as renames:
         file = renames.enter_context(atomic_write(folder / "config.json"))
         file.write(json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False).encode() + b"\n")
         stale = _write_companions(renames, folder, source, companions or {}, also or {})
-        save_sharded(folder, tensors, verify=verify, ready=mark)
+        save_sharded(folder, tensors, metadata=texts, verify=verify, ready=mark)
     for path in stale:
         path.unlink(missing_ok=True)
     sweep(folder)
     marker.unlink()
+
+
+def _blocks(
+    model: Transformer,
+    family: Family,
+    mix: Mix | None,
+    losses: Losses | None,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[dict[str, Tensor], dict[str, tuple[BlockType, int]]]:
+    """The tensors of our own format, and type and width of those that are rows of bytes."""
+    own = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    to = Target(mix, PLAIN_TYPES[model.dtype])
+    tensors, kinds = dict[str, Tensor](), dict[str, tuple[BlockType, int]]()
+    wide = matrices(model)
+    total, done = sum(tensor.numel() for tensor in own.values()), 0
+    for rule in family.rules(model.spec):
+        (name,) = rule.ours
+        tensor = own[name]
+        tensors[name] = tensor
+        if name in wide and (mix is not None or isinstance(tensor, Stored)):
+            matrix = planned(rule, 0, name, tuple(tensor.shape), (tensor,), model.spec, to)
+            made = matrix.make((tensor,), losses)
+            if matrix.type is not to.plain or matrix.kept:
+                kinds[name], tensors[name] = (matrix.type, matrix.cols), made
+        done += tensor.numel()
+        if progress is not None:
+            progress(done, total)
+    return tensors, kinds
 
 
 def _write_companions(

@@ -89,8 +89,8 @@ def fill(
         _compare_shapes(rule, own, source, stored, path)
 
     given: dict[str, Tensor] = {}
-    matrices = _matrices(model)
-    keeping = matrices if keep and quantize is None else frozenset()
+    plain = matrices(model)
+    keeping = plain if keep and quantize is None else frozenset()
     sizes = [sum(math.prod(own[name]) for name in rule.ours) * dtype.itemsize for rule in used]
     for done, rule in enumerate(used):
         if rule.ours:
@@ -98,7 +98,7 @@ def fill(
             tensors = kept or rule.load(tuple(_read(source, stored[name], path) for name in rule.theirs))
             for name, tensor in zip(rule.ours, tensors, strict=True):
                 given[name] = tensor if kept else tensor.to(device=device, dtype=dtype)
-                kind = type_for(quantize, tensor.shape[-1]) if quantize is not None and name in matrices else None
+                kind = type_for(quantize, tensor.shape[-1]) if quantize is not None and name in plain else None
                 if kind is not None:
                     given[name] = stored_matrix(quantise(given[name], kind), kind.id, tensor.shape[1])
         if progress is not None:
@@ -114,7 +114,7 @@ def fill(
         parameter.requires_grad_(not isinstance(parameter, Stored))
 
 
-def _matrices(model: Transformer) -> frozenset[str]:
+def matrices(model: Transformer) -> frozenset[str]:
     """Parameters that are only multiplied by and looked up in."""
     linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Linear)}
     return frozenset(linear | {"embed.tokens", "source_embed.tokens", "head.weight"})

@@ -18,6 +18,7 @@ from cutaway.checkpoints.weights import by_plain_name
 from cutaway.errors import NameNotFound, UnsupportedModelError
 from cutaway.formats.gguf_names import gguf_rules
 from cutaway.formats.gguf_split import open_gguf
+from cutaway.formats.packed import Packed
 from cutaway.formats.rules import WeightRule
 from cutaway.formats.safetensors import DTYPES, SafetensorsFile
 from cutaway.formats.shards import ShardedSafetensors
@@ -168,18 +169,19 @@ def _safetensors(resolved: Resolved, stack: ExitStack) -> Source:
     file: SafetensorsFile | ShardedSafetensors
     file = SafetensorsFile(resolved.path) if single else ShardedSafetensors(folder)
     stack.callback(file.close)
-    tensors = {}
+    tensors, packed = {}, Packed(file)
     for name in file.names():
         info = file.info(name)
-        tensors[name] = Part(name, name, name, info.shape, _TYPE_NAMES[info.dtype], info.nbytes)
+        kind = packed.kinds[name][0].name if name in packed.kinds else _TYPE_NAMES[info.dtype]
+        tensors[name] = Part(name, name, name, packed.shape(name), kind, info.nbytes)
     if single and not (folder / "config.json").exists():
-        return _unknown(resolved, {}, tensors, file.read, "there is no config.json beside it", None)
+        return _unknown(resolved, {}, tensors, packed.read, "there is no config.json beside it", None)
     try:
         family, spec, _, config = read_config(folder)
     except UnsupportedModelError as error:
-        return _unknown(resolved, {}, tensors, file.read, error.line(), None)
+        return _unknown(resolved, {}, tensors, packed.read, error.line(), None)
     plain = by_plain_name(tensors, family.base_prefix)
-    return _known(resolved, spec, config, tensors, _parameters(spec), family.rules(spec), plain, file.read, None)
+    return _known(resolved, spec, config, tensors, _parameters(spec), family.rules(spec), plain, packed.read, None)
 
 
 def _parameters(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

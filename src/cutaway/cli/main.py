@@ -29,6 +29,7 @@ VERBS: dict[str, dict[str, str]] = {
         "models": "The catalogue, and what of it is here.",
         "pull": "Fetch a model.",
         "bench": "How fast a model runs here.",
+        "quantize": "Make a smaller file of a model, and say what it costs.",
         "doctor": "Versions, devices, folders, and a self-test.",
         "completion": "Shell completion for bash, zsh or fish.",
     },

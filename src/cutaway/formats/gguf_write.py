@@ -6,13 +6,15 @@ and compared, key by key and bit by bit, before the file takes its name.
 
 from __future__ import annotations
 
+import hashlib
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, BinaryIO, Final, TypeAlias, final
+from typing import Any, BinaryIO, TypeAlias, final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from cutaway.errors import RequestError, StorageError
@@ -20,7 +22,7 @@ from cutaway.formats.files import Progress, StrPath, atomic_write
 from cutaway.formats.gguf import MAX_DIMS, MAX_NAME, GgufFile
 from cutaway.formats.quants import BLOCK_TYPES, BlockType
 
-__all__ = ["PLAIN_TYPES", "Metadata", "PlainTensor", "Typed", "write_gguf"]
+__all__ = ["PLAIN_TYPES", "FileTensor", "Metadata", "Typed", "write_gguf"]
 
 VERSION = 3
 ALIGNMENT = 32
@@ -39,14 +41,15 @@ Metadata: TypeAlias = Mapping[str, Typed]
 
 @final
 @dataclass(frozen=True, slots=True)
-class PlainTensor:
+class FileTensor:
     """A tensor to be written.
 
     Attributes:
         name: in the file.
         shape: as in torch, outermost first.
-        type: F32, F16 or BF16.
-        make: computes it when its turn comes, in any floating-point type.
+        type: of its numbers in the file.
+        make: computes it when its turn comes: its numbers, in any floating-point type, where that is F32, F16 or
+            BF16; or its rows as they are to stand in the file. uint8 [rows, bytes]
     """
 
     name: str
@@ -57,13 +60,13 @@ class PlainTensor:
     @property
     def nbytes(self) -> int:
         """Bytes in the file, without padding."""
-        return prod(self.shape) * self.type.nbytes
+        return prod(self.shape) // self.type.block * self.type.nbytes
 
 
 def write_gguf(
     path: StrPath,
     metadata: Metadata,
-    tensors: Sequence[PlainTensor],
+    tensors: Sequence[FileTensor],
     *,
     verify: bool = True,
     progress: Progress | None = None,
@@ -85,17 +88,17 @@ def write_gguf(
     total = len(head) + sum(_padded(tensor.nbytes) for tensor in tensors)
     with atomic_write(path, expect=total) as file:
         file.write(head)
-        for tensor in tensors:
-            _write(file, tensor, path, progress)
+        # Remembered as a hash: to make a quantized tensor again would take as long as the first time.
+        written = [_write(file, tensor, path, progress) for tensor in tensors]
         if verify:
             file.flush()
-            _compare(file.name, metadata, tensors, path)
+            _compare(file.name, metadata, tensors, written, path)
 
 
 # ---- the tables --------------------------------------------------------------------------------------------
 
 
-def _head(metadata: Metadata, tensors: Sequence[PlainTensor], path: StrPath) -> bytes:
+def _head(metadata: Metadata, tensors: Sequence[FileTensor], path: StrPath) -> bytes:
     out = bytearray(b"GGUF" + struct.pack("<IQQ", VERSION, len(tensors), len(metadata)))
     for key, (kind, value) in metadata.items():
         out += _text(key, path, key)
@@ -109,6 +112,9 @@ def _head(metadata: Metadata, tensors: Sequence[PlainTensor], path: StrPath) -> 
         if name in seen or len(name.encode()) > MAX_NAME or not 1 <= len(tensor.shape) <= MAX_DIMS:
             what = "cannot be a tensor of the file: it is there already, has too long a name or too many axes"
             raise RequestError(what, path=path, field=name, got=list(tensor.shape))
+        if tensor.shape[-1] % tensor.type.block:
+            what, wanted = f"rows are not whole {tensor.type.name} blocks", f"a multiple of {tensor.type.block}"
+            raise RequestError(what, path=path, field=name, expected=wanted, got=list(tensor.shape))
         seen.add(name)
         dims = tensor.shape[::-1]
         out += _text(name, path, name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, tensor.type.id, offset)
@@ -142,40 +148,40 @@ def _padded(nbytes: int) -> int:
 # ---- the tensors -------------------------------------------------------------------------------------------
 
 
-@final
-class _Stored:
-    """A tensor's numbers in its type, some at a time."""
-
-    def __init__(self, tensor: PlainTensor, path: StrPath) -> None:
-        made = tensor.make().detach()
-        if tuple(made.shape) != tensor.shape:
-            what = "has another shape than was said"
-            raise RequestError(what, path=path, field=tensor.name, expected=list(tensor.shape), got=list(made.shape))
-        self._flat: Final = made.cpu().contiguous().reshape(-1)
-        self._tensor: Final = tensor
-        self._path: Final = path
-
-    def parts(self) -> Any:
-        """uint8 arrays, in order."""
-        dtype = self._tensor.type.dtype
-        assert dtype is not None
-        for part in self._flat.split(_CHUNK):
-            turned = part.to(dtype)
-            if dtype is torch.float16 and bool((turned.isinf() & part.isfinite()).any()):
+def _parts(tensor: FileTensor, path: StrPath) -> Iterator[npt.NDArray[np.uint8]]:
+    """A tensor's bytes, some at a time."""
+    made, kind = tensor.make().detach(), tensor.type
+    packed = made.dtype is torch.uint8
+    wanted = (prod(tensor.shape[:-1]), kind.row_bytes(tensor.shape[-1])) if packed else tensor.shape
+    if tuple(made.shape) != wanted or not (packed or kind.dtype):
+        what = "has another shape than was said"
+        raise RequestError(what, path=path, field=tensor.name, expected=list(wanted), got=list(made.shape))
+    for part in made.cpu().contiguous().reshape(-1).split(_CHUNK):
+        turned = part
+        if not packed:
+            assert kind.dtype is not None
+            turned = part.to(kind.dtype)
+            if kind.dtype is torch.float16 and bool((turned.isinf() & part.isfinite()).any()):
                 hint = "bfloat16 reaches as far as float32"
-                raise RequestError("a number is too large for F16", path=self._path, field=self._tensor.name, hint=hint)
-            yield turned.contiguous().view(torch.uint8).numpy()
+                raise RequestError("a number is too large for F16", path=path, field=tensor.name, hint=hint)
+        yield turned.contiguous().view(torch.uint8).numpy()
 
 
-def _write(file: BinaryIO, tensor: PlainTensor, path: StrPath, progress: Progress | None) -> None:
-    for part in _Stored(tensor, path).parts():
+def _write(file: BinaryIO, tensor: FileTensor, path: StrPath, progress: Progress | None) -> bytes:
+    """Write one; → the hash of its bytes."""
+    found = hashlib.blake2b()
+    for part in _parts(tensor, path):
         file.write(part.data)
+        found.update(part.data)
         if progress is not None:
             progress(part.nbytes)
     file.write(bytes(_padded(tensor.nbytes) - tensor.nbytes))
+    return found.digest()
 
 
-def _compare(written: str, metadata: Metadata, tensors: Sequence[PlainTensor], path: StrPath) -> None:
+def _compare(
+    written: str, metadata: Metadata, tensors: Sequence[FileTensor], hashes: Sequence[bytes], path: StrPath
+) -> None:
     """Everything that is in the new file, against what was to be written."""
 
     def different(field: str) -> StorageError:
@@ -187,15 +193,12 @@ def _compare(written: str, metadata: Metadata, tensors: Sequence[PlainTensor], p
                 raise different(key)
         if back.names() != [tensor.name for tensor in tensors] or len(back.metadata) != len(metadata):
             raise different("the tables")
-        for tensor in tensors:
+        for tensor, wanted in zip(tensors, hashes, strict=True):
             info = back.info(tensor.name)
             if info.type is not tensor.type or info.shape != tensor.shape:
                 raise different(tensor.name)
-            stored, at = back.raw(tensor.name).reshape(-1), 0
-            for part in _Stored(tensor, path).parts():
-                if not np.array_equal(stored[at : at + part.size], part):
-                    raise different(tensor.name)
-                at += part.size
+            if hashlib.blake2b(back.raw(tensor.name).reshape(-1).data).digest() != wanted:
+                raise different(tensor.name)
 
 
 def _same(kind: str, value: Any, found: Any) -> bool:

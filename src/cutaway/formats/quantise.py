@@ -62,7 +62,7 @@ def _signed(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     largest = x.gather(1, x.abs().argmax(1, keepdim=True))
     scale = largest / -(levels // 2)
     # In double precision: the reference's sum is fused, and rounds once.
-    codes = (x.double() * _inverse(scale).double() + (levels // 2 + 0.5)).trunc()
+    codes = (x.double() * _inverse(scale).double() + (levels // 2 + 0.5)).float().trunc()
     return scale, codes.clamp(0, levels - 1).to(torch.uint8)
 
 
