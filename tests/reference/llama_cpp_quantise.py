@@ -1,6 +1,6 @@
 """Run by an interpreter that has llama-cpp-python: GGUF files quantized by llama.cpp.
 
-Takes ``[{"source": …, "out": …, "type": 15, "pure": false}, …]`` on standard input.
+Takes ``[{"source": …, "out": …, "type": 15, "pure": false, "again": false}, …]`` on standard input.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ def main() -> None:
     for job in json.load(sys.stdin):
         how = llama_cpp.llama_model_quantize_default_params()
         how.ftype, how.pure, how.nthread = job["type"], job["pure"], 1
+        how.allow_requantize = job.get("again", False)
         code = llama_cpp.llama_model_quantize(job["source"].encode(), job["out"].encode(), how)
         if code:
             sys.exit(f"{job}: {code}")

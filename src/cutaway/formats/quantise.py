@@ -61,8 +61,8 @@ def _signed(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     """The number that is largest without its sign becomes the lowest code. → scale [n, 1], codes uint8 [n, 32]"""
     largest = x.gather(1, x.abs().argmax(1, keepdim=True))
     scale = largest / -(levels // 2)
-    # In double precision: the reference's sum is fused, and rounds once.
-    codes = (x.double() * _inverse(scale).double() + (levels // 2 + 0.5)).float().trunc()
+    # Product and sum are rounded to fp32 one after the other, as the reference's are.
+    codes = (x * _inverse(scale) + (levels // 2 + 0.5)).trunc()
     return scale, codes.clamp(0, levels - 1).to(torch.uint8)
 
 
