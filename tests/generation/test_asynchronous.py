@@ -63,6 +63,7 @@ class Watched:
             return out
 
         patch.setattr(model.transformer, "hidden", watched)
+        patch.setattr(model.transformer, "steps", None)  # every pass is a whole one
 
 
 @pytest.fixture
@@ -358,6 +359,7 @@ def test_errors_reach_who_waits(model: Model, watched: Watched, monkeypatch: pyt
         for _ in range(3):
             await anext(stream)
         monkeypatch.setattr(model.transformer, "hidden", broken)
+        monkeypatch.setattr(model.transformer, "steps", None)
         with pytest.raises(MemoryError, match="no more"):
             await collected(stream)
         assert await collected(stream) == []
