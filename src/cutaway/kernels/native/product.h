@@ -15,7 +15,8 @@ namespace cutaway {
 constexpr int SPAN = 640;                           // most numbers of a row that one accumulator adds up
 constexpr int W_TILE = 4;                           // rows of W and of x whose products are summed side by side
 constexpr int X_TILE = LANES == 16 ? 6 : 3;         // W_TILE · X_TILE accumulators fit the registers
-constexpr int X_BLOCK = 96;                         // rows of x that stay in the second cache
+constexpr int X_BYTES = 384 << 10;                  // of x that stay in the second cache
+constexpr int X_MOST = 192;                         // rows of x at once
 
 struct Matrix {
     const uint8_t* data;  // null where there is none
@@ -116,48 +117,59 @@ inline void expand_row(const Matrix& m, int64_t row, float* out) {
     }
 }
 
-// Rows from..to of W for every row of x.
+// Rows of x that stay in the second cache while rows of W pass by.
+inline int64_t block_of(const Product& p) {
+    const int64_t fit = X_BYTES / (p.padded * static_cast<int64_t>(sizeof(float)));
+    return std::min(std::max(fit, 4 * int64_t{X_TILE}), int64_t{X_MOST}) / X_TILE * X_TILE;
+}
+
+// Rows from..to of W for the only row of x. The rows that are left over, fewer than a tile, are computed as a block.
 template <class F>
-inline void product_rows_of(const Product& p, int64_t from, int64_t to) {
+inline int64_t product_alone(const Product& p, int64_t from, int64_t to) {
     const Matrix& m = *p.w;
-    const int64_t bytes = row_bytes<F>(m.cols), groups = in_groups(m.cols), whole = m.cols / GROUP;
-    const int64_t span = span_of(groups);
-    alignas(64) float expanded[W_TILE * SPAN];
+    const int64_t bytes = row_bytes<F>(m.cols), groups = in_groups(m.cols), span = span_of(groups);
+    if (groups != m.cols / GROUP) return from;
+    int64_t r = from;
+    for (; r + W_TILE <= to; r += W_TILE) {
+        const uint8_t* rows[W_TILE];
+        for (int k = 0; k < W_TILE; k++) rows[k] = m.data + (r + k) * bytes;
+        float sums[W_TILE] = {0};
+        for (int k = 0; k < W_TILE; k += F::ABREAST)
+            for (int64_t g = 0; g < groups; g += span)
+                spans_alone<F, F::ABREAST>(rows + k, p.x, g, std::min(g + span, groups), W_TILE * bytes, sums + k);
+        for (int k = 0; k < W_TILE; k++) p.y[r + k] = sums[k] + (m.bias ? m.bias[r + k] : 0.0f);
+    }
+    return r;
+}
+
+// Rows from..to of W for rows first..last of x, no more than a block of them.
+template <class F>
+inline void product_block(const Product& p, int64_t from, int64_t to, int64_t first, int64_t last) {
+    const Matrix& m = *p.w;
+    const int64_t bytes = row_bytes<F>(m.cols), groups = in_groups(m.cols), span = span_of(groups);
+    const int64_t some = last - first, tiles = (some + X_TILE - 1) / X_TILE;
+    alignas(64) float expanded[W_TILE * SPAN], sums[W_TILE * X_MOST];
     for (int64_t r = from; r < to; r += W_TILE) {
         const int n = static_cast<int>(std::min<int64_t>(W_TILE, to - r));
-        const uint8_t* rows[W_TILE];
-        for (int k = 0; k < W_TILE; k++) rows[k] = m.data + (r + std::min(k, n - 1)) * bytes;
-        if (p.n == 1 && whole == groups && n == W_TILE) {
-            float sums[W_TILE] = {0};
-            for (int k = 0; k < W_TILE; k += F::ABREAST)
-                for (int64_t g = 0; g < groups; g += span)
-                    spans_alone<F, F::ABREAST>(rows + k, p.x, g, std::min(g + span, groups), W_TILE * bytes, sums + k);
-            for (int k = 0; k < n; k++) p.y[r + k] = sums[k] + (m.bias ? m.bias[r + k] : 0.0f);
-            continue;
-        }
-        for (int64_t first = 0; first < p.n; first += X_BLOCK) {
-            const int64_t last = std::min(first + X_BLOCK, p.n);
-            static thread_local std::vector<float> sums;
-            sums.assign(static_cast<size_t>((last - first) * W_TILE), 0.0f);
-            const int64_t tiles = (last - first + X_TILE - 1) / X_TILE;
-            for (int64_t g = 0; g < groups; g += span) {
-                const int64_t stop = std::min(g + span, groups);
-                for (int k = 0; k < W_TILE; k++) {
-                    for (int64_t i = g; i < stop; i++) {
-                        Vec w[PARTS];
-                        expand_padded<F>(rows[k], i, m.cols, w);
-                        for (int j = 0; j < PARTS; j++) store(expanded + k * SPAN + (i - g) * GROUP + j * LANES, w[j]);
-                    }
-                }
-                for (int64_t t = 0; t < tiles; t++) {  // of as equal sizes as can be
-                    const int64_t c = (last - first) * t / tiles, next = (last - first) * (t + 1) / tiles;
-                    spans_of(next - c, expanded, p.x + (first + c) * p.padded + g * GROUP, p.padded, stop - g, sums.data() + c * W_TILE);
+        std::memset(sums, 0, static_cast<size_t>(some * W_TILE) * sizeof(float));
+        for (int64_t g = 0; g < groups; g += span) {
+            const int64_t stop = std::min(g + span, groups);
+            for (int k = 0; k < W_TILE; k++) {
+                const uint8_t* row = m.data + (r + std::min(k, n - 1)) * bytes;
+                for (int64_t i = g; i < stop; i++) {
+                    Vec w[PARTS];
+                    expand_padded<F>(row, i, m.cols, w);
+                    for (int j = 0; j < PARTS; j++) store(expanded + k * SPAN + (i - g) * GROUP + j * LANES, w[j]);
                 }
             }
-            for (int64_t c = first; c < last; c++)
-                for (int k = 0; k < n; k++)
-                    p.y[c * p.stride + r + k] = sums[static_cast<size_t>((c - first) * W_TILE + k)] + (m.bias ? m.bias[r + k] : 0.0f);
+            for (int64_t t = 0; t < tiles; t++) {  // of as equal sizes as can be
+                const int64_t c = some * t / tiles, next = some * (t + 1) / tiles;
+                spans_of(next - c, expanded, p.x + (first + c) * p.padded + g * GROUP, p.padded, stop - g, sums + c * W_TILE);
+            }
         }
+        for (int64_t c = 0; c < some; c++)
+            for (int k = 0; k < n; k++)
+                p.y[(first + c) * p.stride + r + k] = sums[c * W_TILE + k] + (m.bias ? m.bias[r + k] : 0.0f);
     }
 }
 
@@ -187,10 +199,16 @@ inline bool with_format(int32_t format, Call&& f) {
 }
 
 inline void product_rows(const Product& p, int64_t from, int64_t to) {
-    with_format(p.w->format, [&](auto f) { product_rows_of<decltype(f)>(p, from, to); });
+    with_format(p.w->format, [&](auto f) {
+        using F = decltype(f);
+        if (p.n == 1) from = product_alone<F>(p, from, to);
+        const int64_t block = block_of(p);
+        for (int64_t c = 0; c < p.n && from < to; c += block) product_block<F>(p, from, to, c, std::min(c + block, p.n));
+    });
 }
 
-// Up to three products that can be computed side by side: their rows are handed out as if they were one matrix's.
+// Up to three products of the same rows of x that can be computed side by side: their rows are handed out as if they
+// were one matrix's.
 struct Products {
     Product of[3];
     int count;
@@ -207,7 +225,22 @@ inline void products_rows(const void* what, int64_t from, int64_t to) {
     }
 }
 
+// Whole matrices for blocks from..to of rows of x.
+inline void products_blocks(const void* what, int64_t from, int64_t to) {
+    const Products& all = *static_cast<const Products*>(what);
+    for (int64_t b = from; b < to; b++) {
+        for (int i = 0; i < all.count; i++) {
+            const Product& p = all.of[i];
+            const int64_t block = block_of(all.of[0]), c = b * block;
+            with_format(p.w->format, [&](auto f) { product_block<decltype(f)>(p, 0, p.w->rows, c, std::min(c + block, p.n)); });
+        }
+    }
+}
+
 inline void run(Pool& pool, const Products& products) {
+    // Many rows of x are handed out rather than rows of W, so that each of them comes from memory but once.
+    const int64_t block = block_of(products.of[0]), blocks = (products.of[0].n + block - 1) / block;
+    if (blocks >= 4 * pool.threads()) return pool.run(products_blocks, &products, blocks, 1);
     int64_t rows = 0;
     for (int i = 0; i < products.count; i++) rows += products.of[i].w->rows;
     pool.run(products_rows, &products, rows, pool.threads() == 1 ? rows : 2 * W_TILE);
