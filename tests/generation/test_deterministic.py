@@ -136,7 +136,9 @@ def test_three_hundred(name: str, tmp_path: Path) -> None:
 def test_smollm2(smollm2_path: Path) -> None:
     model = cutaway.load(smollm2_path)
     differ, total = trials(model, 25, seed=4, most=8, longest=40, deterministic=True, temperature=0)
-    plain, _ = trials(model, 5, seed=4, most=8, longest=40, deterministic=False, temperature=0)
+    readable = cutaway.load(smollm2_path, dtype="float32")
+    readable.transformer.use_kernels(False)  # whose sums depend on nobody in any case
+    plain, _ = trials(readable, 5, seed=4, most=8, longest=40, deterministic=False, temperature=0)
     print(f"\nSmolLM2: {differ} of {total} differ; {plain} without")
     assert differ == 0
     assert plain > 0
