@@ -66,7 +66,7 @@ inline __m256i spread_bits(const uint8_t* p, char value) {
 }
 
 struct F32 {
-    static constexpr int SIZE = 1, BYTES = 4, ABREAST = 1;
+    static constexpr int SIZE = 1, BYTES = 4, ABREAST = 4;
     static void expand(const uint8_t* row, int64_t i, Vec* out) {
         const float* p = reinterpret_cast<const float*>(row) + i * GROUP;
         for (int j = 0; j < PARTS; j++) out[j] = load(p + j * LANES);
@@ -88,7 +88,7 @@ struct BF16 {
 };
 
 struct Q8_0 {  // d, 32 signed bytes
-    static constexpr int SIZE = 32, BYTES = 34, ABREAST = 1;
+    static constexpr int SIZE = 32, BYTES = 34, ABREAST = 4;
     static void expand(const uint8_t* row, int64_t i, Vec* out) {
         const uint8_t* p = row + i * BYTES;
         scaled_i8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 2)), all(half_at(p)), out);
