@@ -38,6 +38,13 @@ class Doubled(nn.Module):
         return 2 * x
 
 
+def native(name: str) -> Transformer:
+    model = tiny.transformer(name)
+    assert model.use_kernels()
+    assert model.steps is not None
+    return model
+
+
 def replaced(model: Transformer, path: str, change: Callable[[Any], nn.Module]) -> None:
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, change(model.get_submodule(path)))
@@ -107,7 +114,7 @@ def fed(model: Transformer, rows: list[list[int]]) -> Tensor:
 def test_what_is_there_runs(what: str) -> None:
     """As the readable blocks run it, before and after earlier passes were laid out."""
     name, change = CHANGES[what]
-    model = tiny.transformer(name)
+    model = native(name)
     rows = [[3, 4, 5], [6], [7], [8]]
     before = fed(model, rows)
     change(model)
@@ -120,7 +127,7 @@ def test_what_is_there_runs(what: str) -> None:
 
 def test_weights_changed_for_a_while() -> None:
     """A pass without a cache, with other weights, leaves nothing of them to a session that goes on afterwards."""
-    model = tiny.transformer("llama")
+    model = native("llama")
     expected = fed(model, [[3, 4, 5], [6], [7], [8]])
     session = Session(model)
     for row in ([3, 4, 5], [6], [7]):
@@ -136,7 +143,7 @@ def test_weights_changed_for_a_while() -> None:
 
 @pytest.mark.parametrize("path", [MLP + ".up.weight", "decoder.norm.weight", "embed.tokens"])
 def test_weights_of_another_shape_are_an_error(path: str) -> None:
-    model = tiny.transformer("llama")
+    model = native("llama")
     fed(model, [[3], [4], [5]])
     weight_put_in_place(model, path, lambda x: x.new_ones(*x.shape[:-1], 4096))
     with pytest.raises(RuntimeError):
@@ -146,7 +153,7 @@ def test_weights_of_another_shape_are_an_error(path: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_another_default_type(dtype: torch.dtype) -> None:
     """What the library writes to is as large as what it writes."""
-    model = tiny.transformer("llama")
+    model = native("llama")
     expected = fed(model, [[3, 4, 5], [6], [7]])
     torch.set_default_dtype(dtype)
     try:

@@ -16,9 +16,10 @@ from torch import Tensor
 from cutaway.cache import StoredCache
 from cutaway.kernels import Stored
 from cutaway.kernels import layout as c
-from cutaway.models.fused import FusedStack, slots_of, tokens_of
+from cutaway.models.fused import FusedStack, slots_of
 from cutaway.models.head import Head, finished
 from cutaway.models.laid_out import fits, laid_out_norm
+from cutaway.models.tokens import tokens_of
 from cutaway.modules.attention import How
 from cutaway.modules.embedding import Embedding
 from cutaway.modules.rotary import asks_length, rotary_table
