@@ -56,12 +56,17 @@ class NativeLibrary:
         return library, ()
 
     def product(self, x: Tensor, matrix: Matrix) -> Tensor:
-        """``x Wᵀ + b``. fp32 [..., cols] → [..., rows]"""
+        """``x Wᵀ + b``. fp32 [..., cols] → [..., rows]
+
+        Raises:
+            RuntimeError: of another width, as PyTorch says it.
+        """
         x = x.contiguous()
         assert x.dtype is torch.float32
-        assert x.shape[-1] == matrix.cols
-        y = torch.empty(*x.shape[:-1], matrix.rows)
-        self._product(byref(matrix), x.data_ptr(), y.data_ptr(), y.numel() // matrix.rows, torch.get_num_threads())
+        if x.shape[-1] != matrix.cols:
+            raise RuntimeError(f"vectors of {x.shape[-1]} numbers by a matrix of {matrix.rows} × {matrix.cols}")
+        y = torch.empty(*x.shape[:-1], matrix.rows, dtype=torch.float32)
+        self._product(byref(matrix), x.data_ptr(), y.data_ptr(), x.shape[:-1].numel(), torch.get_num_threads())
         return y
 
     def expand(self, matrix: Matrix, rows: Tensor | None = None) -> Tensor:
@@ -71,11 +76,11 @@ class NativeLibrary:
             IndexError: no such row.
         """
         if rows is None:
-            y = torch.empty(matrix.rows, matrix.cols)
+            y = torch.empty(matrix.rows, matrix.cols, dtype=torch.float32)
             self._expand(byref(matrix), None, y.data_ptr(), matrix.rows, torch.get_num_threads())
             return y
         rows = rows.long().contiguous()
-        y = torch.empty(*rows.shape, matrix.cols)
+        y = torch.empty(*rows.shape, matrix.cols, dtype=torch.float32)
         if self._expand(byref(matrix), rows.data_ptr(), y.data_ptr(), rows.numel(), torch.get_num_threads()):
             raise IndexError(f"rows of a table of {matrix.rows}: {int(rows.min())} to {int(rows.max())}")
         return y

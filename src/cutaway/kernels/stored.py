@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from cutaway.kernels.layout import Matrix
 from cutaway.kernels.library import NativeLibrary, library
@@ -27,6 +27,8 @@ FORMATS = {
     13: (256, 176),  # Q5_K
     14: (256, 210),  # Q6_K
 }
+
+READ_ONLY = "stored weights cannot be written to or moved; load with dtype='float32'"
 
 
 class Stored(Tensor):
@@ -73,11 +75,11 @@ class Stored(Tensor):
         return self.native.expand(self.matrix)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Stored:
-        twin = stored_matrix(self.raw.clone(), self.format, self.shape[1])
-        return nn.Parameter(twin, requires_grad=False) if isinstance(self, nn.Parameter) else twin  # type: ignore[return-value]
+        return _again(self.raw.clone(), self.format, self.shape[1], isinstance(self, nn.Parameter))
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return stored_matrix, (self.raw, self.format, self.shape[1])
+        # A copy: what is sent to another process is moved to memory that it shares, from under those who read it here.
+        return _again, (self.raw.clone(), self.format, self.shape[1], isinstance(self, nn.Parameter))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Stored({list(self.shape)}, format={self.format})"
@@ -96,8 +98,8 @@ class Stored(Tensor):
             return False  # a module that changes its numbers' type gets a new parameter
         if func is Tensor.detach:  # not by way of the dispatcher, which would import all of torch.distributed for it
             return stored_matrix(args[0].raw, args[0].format, args[0].shape[1])
-        if func == Tensor.data.__set__:  # type: ignore[attr-defined]
-            raise TypeError("stored weights cannot be written to; load with dtype='float32'")
+        if func in (Tensor.data.__set__, Tensor.__setitem__, Tensor.share_memory_):  # type: ignore[attr-defined]
+            raise TypeError(READ_ONLY)
         if func is F.linear and not named and len(args) in (2, 3) and isinstance(args[1], Stored):
             return _linear(args[0], args[1], args[2] if len(args) == 3 else None)
         plain = not named.get("max_norm")  # with one, looking up would change the table
@@ -114,8 +116,25 @@ class Stored(Tensor):
         if func is torch.ops.aten.detach.default:
             it = args[0]
             return stored_matrix(it.raw, it.format, it.shape[1])
-        args, named = tree_map_only(Stored, Stored.dense, (args, kwargs or {}))
+        args, named = tree_map_only(Stored, Stored.dense, _not_written(func, args, kwargs or {}))
         return func(*args, **named)
+
+
+def _not_written(func: Any, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> tuple[tuple[Any, ...], dict[Any, Any]]:
+    """The same arguments; what was written to numbers made for the purpose would be lost without a word.
+
+    Raises:
+        TypeError: the function writes to stored weights.
+    """
+    if func._schema.is_mutable:
+        given = zip(func._schema.arguments, args, strict=False)
+        pairs = [(to, value) for to, value in given] + [
+            (to, kwargs[to.name]) for to in func._schema.arguments if to.name in kwargs
+        ]
+        written = [value for to, value in pairs if to.alias_info is not None and to.alias_info.is_write]
+        if any(isinstance(one, Stored) for one in tree_leaves(written)):
+            raise TypeError(READ_ONLY)
+    return args, kwargs
 
 
 def stored_matrix(raw: Tensor, format: int, cols: int) -> Stored:
@@ -125,6 +144,12 @@ def stored_matrix(raw: Tensor, format: int, cols: int) -> Stored:
         ValueError: there are not as many bytes as that.
     """
     return Stored(raw, format, cols)
+
+
+def _again(raw: Tensor, format: int, cols: int, parameter: bool) -> Stored:
+    """What was copied or pickled: a module's parameter stays one."""
+    twin = stored_matrix(raw, format, cols)
+    return nn.Parameter(twin, requires_grad=False) if parameter else twin  # type: ignore[return-value]
 
 
 def _linear(x: Tensor, weight: Stored, bias: Tensor | None) -> Tensor:

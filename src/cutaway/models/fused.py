@@ -5,93 +5,27 @@ Layers that follow one another are one call, so that Python's share of a token i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from ctypes import pointer
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
-from cutaway.cache import Cache, LayerView, MaskPlan, StoredCache
+from cutaway.cache import Cache, LayerView, StoredCache
 from cutaway.cache.passing import PassingView
 from cutaway.cache.slots import Slots, SlotView
 from cutaway.kernels import NativeLibrary
 from cutaway.kernels import layout as c
-from cutaway.models.laid_out import LaidOut, Weights, joined, laid_out_norm, why_not
+from cutaway.models.laid_out import EVERYWHERE, LaidOut, Weights, joined, laid_out_norm, why_not
+from cutaway.models.tokens import Groups, Tokens
 from cutaway.modules.attention import LayerInputs
 from cutaway.modules.block import Block
+from cutaway.modules.stack import Stack
 
 Inputs = Callable[[int], LayerInputs]
-
-
-class Tokens:
-    """Which tokens a pass has, and where: pads (−1) are left out.
-
-    Args:
-        queries: positions. [batch, query]
-    """
-
-    def __init__(self, queries: Tensor) -> None:
-        self.batch, self.n = queries.shape
-        flat = queries.reshape(-1)
-        self.whole = int(flat.amin()) >= 0
-        if self.whole:
-            (self.places, self.rows), self.positions = tokens_of(self.batch, self.n), flat.contiguous()
-        else:
-            self.places = (flat >= 0).nonzero()[:, 0]
-            self.rows, self.positions = self.places // self.n, flat[self.places]
-        self.count = len(self.places)
-
-    def slots(self, slots: Tensor) -> Tensor:
-        """A slot for each token, of one for each query, or for each row and query."""
-        flat = slots.expand(self.batch, self.n).reshape(-1)
-        return flat.contiguous() if self.whole else flat[self.places]
-
-
-@lru_cache(maxsize=64)
-def tokens_of(batch: int, n: int) -> tuple[Tensor, Tensor]:
-    """Places and rows where no token is a pad. Nobody writes to them."""
-    places = torch.arange(batch * n)
-    return places, places // n
-
-
-class Groups:
-    """What some layers share: each distinct plan, row of slots and table of angles is laid out once in a pass.
-
-    Args:
-        tokens: of the pass.
-    """
-
-    def __init__(self, tokens: Tokens) -> None:
-        self._tokens = tokens
-        self._known: dict[tuple[int, int, int], int] = {}
-        self._structs: list[c.Group] = []
-        self._held: list[object] = []  # memory that the structs point to
-
-    def add(self, plan: MaskPlan, slots: Tensor, rotary: tuple[Tensor, Tensor] | None) -> int:
-        """The group's place."""
-        key = (id(plan), id(slots), id(rotary))
-        if key not in self._known:
-            self._known[key] = len(self._structs)
-            keys, mine = plan.keys.expand(self._tokens.batch, -1), self._tokens.slots(slots)
-            assert keys.stride(1) == 1
-            struct = c.Group(
-                slots=mine.data_ptr(), count=keys.shape[1], positions=keys.data_ptr(), apart=keys.stride(0)
-            )
-            self._held += [plan, slots, rotary, keys, mine]
-            if rotary is not None:
-                cos, sin = (table.expand(self._tokens.batch, -1, -1).contiguous() for table in rotary)
-                struct.cos, struct.sin = cos.data_ptr(), sin.data_ptr()
-                self._held += [cos, sin]
-            self._structs.append(struct)
-        return self._known[key]
-
-    def array(self) -> Any:
-        """All of them."""
-        return (c.Group * len(self._structs))(*self._structs)
 
 
 @dataclass(slots=True)
@@ -101,91 +35,116 @@ class Kept:
     Attributes:
         memory: where keys and values lie, as long as it is there.
         weights: of all layers.
+        hooks: what is called with them, empty while nobody looks.
         layers: all of them.
         first: the first layer of each group.
+        width: of the stream.
+        modules: the layers themselves.
     """
 
     memory: tuple[ref[object], ...]
     weights: Weights
+    hooks: list[dict[int, Any]]
     layers: Any
     first: list[int]
+    width: int
+    modules: dict[str, nn.Module | None]
 
 
 class FusedStack:
     """Runs the layers of a stack, those that the native library knows through it.
 
     As they are where gradients are wanted, in training, where rows hold several documents, where somebody hooked a
-    function to a block, and where attention is not to be the fused one.
+    function to a block or put something else in its place, and where attention is not to be the fused one.
 
     Args:
-        blocks: in order.
-        norm: of the stream after the last.
+        stack: whose layers, in order, and norm after the last.
         native: the library.
     """
 
-    def __init__(self, blocks: Iterable[Block], norm: nn.Module, native: NativeLibrary) -> None:
-        self._blocks = [*blocks]
-        self.norm = norm
+    def __init__(self, stack: Stack, native: NativeLibrary) -> None:
+        self._stack = stack
         self.native = native
         self._kept: Kept | None = None
-        self._hooks = (norm._forward_hooks, norm._forward_pre_hooks)
-        self.known = [None if why_not(block.spec) else LaidOut(block) for block in self._blocks]
-        self._inner = [hooks for laid in self.known if laid is not None for hooks in laid.hooks]
+        self._layers: dict[str, nn.Module | None] = {}
+        self._known: list[LaidOut | None] = []
+
+    @property
+    def known(self) -> list[LaidOut | None]:
+        """Of each layer, or None where the native library does not know it."""
+        now = self._stack.layers._modules
+        if now != self._layers:
+            specs = self._stack.spec.layers
+            blocks = [*zip(now.values(), [*specs, *[None] * len(now)], strict=False)]
+            # One put there that keeps other keys than the cache was made for is left to itself.
+            self._known = [
+                LaidOut(b) if isinstance(b, Block) and b.spec == spec and not why_not(b.spec) else None
+                for b, spec in blocks
+            ]
+            self._layers = dict(now)
+        return self._known
 
     @property
     def entire(self) -> bool:
         """Whether every layer is known."""
         return None not in self.known
 
-    @property
-    def watched(self) -> bool:
-        """Whether somebody hooked a function to a block that is known, or to the norm."""
-        return any(self._hooks) or any(self._inner)
+    def ready(self, width: int) -> bool:
+        """Whether the native library can be called with all layers and the norm as they are now."""
+        whole = all(laid is not None and laid.ready(width) for laid in self.known)
+        return whole and laid_out_norm(self._stack.norm, width) is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FusedStack, (self._blocks, self.norm, self.native)
+        return FusedStack, (self._stack, self.native)
 
     def __call__(self, x: Tensor, cache: Cache, inputs: Inputs) -> Tensor:
         """As the blocks one after the other, and the norm. [batch, query, d_model] → the same"""
         first = inputs(0)
         plain = torch.is_grad_enabled() or first.how not in ("fused", "steady") or x.dtype is not torch.float32
-        if plain or first.view.plan.query_segments is not None or not x.numel() or self._blocks[0].training:
-            for i, block in enumerate(self._blocks):
+        known, blocks = self.known, [*self._stack.layers]
+        if plain or first.view.plan.query_segments is not None or not x.numel() or self._stack.training:
+            for i, block in enumerate(blocks):
                 x = block(x, inputs(i))
             return self._finish(x)
-        tokens = Tokens(first.view.plan.queries)
-        if isinstance(cache, StoredCache) and (kept := self.kept_for(cache)) is not None:
+        tokens, width = Tokens(first.view.plan.queries), x.shape[-1]
+        if isinstance(cache, StoredCache) and (kept := self.kept_for(cache, width)) is not None:
             return self._again(x, inputs, tokens, kept)
-        memory = cache.memory() if isinstance(cache, StoredCache) and not self.watched else None
-        i = 0
-        while i < len(self._blocks):
+        ready = [laid if laid is not None and laid.ready(width) else None for laid in known]
+        norm = laid_out_norm(self._stack.norm, width)
+        memory = cache.memory() if isinstance(cache, StoredCache) and norm is not None else None
+        i, done = 0, False
+        while i < len(blocks):
             run: list[tuple[LaidOut, LayerInputs]] = []
-            while i + len(run) < len(self._blocks):
-                laid, given = self.known[i + len(run)], inputs(i + len(run))
-                if laid is None or laid.watched or not _is_direct(given.view):
+            for j, laid in enumerate(ready[i:], i):
+                given = inputs(j)
+                if laid is None or not _is_direct(given.view):
                     break
                 run.append((laid, given))
             after = i + max(len(run), 1)
-            last = after == len(self._blocks) and not any(self._hooks)
-            laid, given = self.known[i], inputs(i)
+            last = norm if after == len(blocks) else None
+            done = last is not None
             if run:
-                x = self._run(x, run, tokens, memory, last)
-            elif laid is not None and not laid.watched:
-                x = self._halves(x, laid, given, tokens, last)
+                x = self._run(x, run, tokens, memory if len(run) == len(blocks) else None, last)
+            elif (laid := ready[i]) is not None:
+                x = self._halves(x, laid, inputs(i), tokens, last)
             else:
-                x, last = self._blocks[i](x, given), False
+                x, done = blocks[i](x, inputs(i)), False
             i = after
-        return x if last else self._finish(x)
+        return x if done else self._finish(x)
 
     def _finish(self, x: Tensor) -> Tensor:
         """The norm after the last layer, where that was no native one."""
-        y: Tensor = self.norm(x)
+        y: Tensor = self._stack.norm(x)
         return y
 
-    def kept_for(self, cache: StoredCache) -> Kept | None:
+    def kept_for(self, cache: StoredCache, width: int) -> Kept | None:
         """The structs of an earlier pass, if all layers can be called with them in the one that was planned."""
         kept = self._kept  # of whichever thread came last: looked at once
-        if kept is None or self.watched or (memory := cache.memory()) is None or len(memory) != len(kept.memory):
+        if kept is None or any(kept.hooks) or any(EVERYWHERE) or kept.width != width:
+            return None
+        if kept.modules != self._stack.layers._modules or laid_out_norm(self._stack.norm, width) is None:
+            return None
+        if (memory := cache.memory()) is None or len(memory) != len(kept.memory):
             return None
         there = all(held() is one for held, one in zip(kept.memory, memory, strict=True))
         return kept if there and kept.weights.current() else None
@@ -196,7 +155,7 @@ class FusedStack:
         for i in kept.first:  # of each group, in their order
             given = inputs(i)
             groups.add(given.view.plan, slots_of(given.view), given.rotary)
-        return self._call(x, kept.layers, groups, tokens, last=True)
+        return self._call(x, kept.layers, groups, tokens, last=laid_out_norm(self._stack.norm, kept.width))
 
     def _run(
         self,
@@ -204,7 +163,7 @@ class FusedStack:
         run: list[tuple[LaidOut, LayerInputs]],
         tokens: Tokens,
         memory: tuple[object, ...] | None,
-        last: bool,
+        last: c.Norm | None,
     ) -> Tensor:
         """Layers whose keys and values are written to slots and read from there, in one call."""
         groups = Groups(tokens)
@@ -213,7 +172,6 @@ class FusedStack:
         own = torch.arange(tokens.n)
         first: list[int] = []
         for i, (layer, (laid, given)) in enumerate(zip(layers, run, strict=True)):
-            laid.refresh()
             layer.block = pointer(laid.struct)
             view = given.view
             if isinstance(view, SlotView):
@@ -227,21 +185,23 @@ class FusedStack:
             layer.group = groups.add(view.plan, slots, given.rotary)
             if layer.group == len(first):
                 first.append(i)
-        if memory is not None and len(run) == len(self._blocks):
+        if memory is not None:
             self._kept = Kept(
                 tuple(map(ref, memory)),
                 joined(laid.weights for laid, _ in run),
+                [hooks for laid, _ in run for hooks in laid.hooks],
                 layers,
                 first,
+                x.shape[-1],
+                self._layers,
             )
         return self._call(x, layers, groups, tokens, last=last)
 
-    def _halves(self, x: Tensor, laid: LaidOut, given: LayerInputs, tokens: Tokens, last: bool) -> Tensor:
+    def _halves(self, x: Tensor, laid: LaidOut, given: LayerInputs, tokens: Tokens, last: c.Norm | None) -> Tensor:
         """A layer whose view makes something of keys and values before they are read."""
-        laid.refresh()
         layers, groups = (c.Layer * 1)(), Groups(tokens)
         k, v = (part.zero_() for part in _empty(laid, tokens))
-        q = torch.empty(tokens.count, laid.attention.n_heads * laid.attention.d_head)
+        q = torch.empty(tokens.count, laid.attention.n_heads * laid.attention.d_head, dtype=torch.float32)
         layers[0].block = pointer(laid.struct)
         _write(layers[0], k, v)
         layers[0].group = groups.add(given.view.plan, torch.arange(tokens.n), given.rotary)
@@ -258,7 +218,7 @@ class FusedStack:
         tokens: Tokens,
         q: Tensor | None = None,
         half: int = 0,
-        last: bool = False,
+        last: c.Norm | None = None,
     ) -> Tensor:
         x = x.contiguous()
         y = torch.empty_like(x) if tokens.whole else x.clone()
@@ -272,7 +232,7 @@ class FusedStack:
             batch=tokens.batch,
             q=None if q is None else q.data_ptr(),
             half=half,
-            norm=laid_out_norm(self.norm if last else None),
+            norm=last or c.Norm(),
         )
         self.native.layers(given, layers, groups.array())
         return y
@@ -298,7 +258,8 @@ def _sizes(laid: LaidOut) -> tuple[int, int]:
 
 def _empty(laid: LaidOut, tokens: Tokens) -> tuple[Tensor, Tensor]:
     heads, width = _sizes(laid)
-    return torch.empty(tokens.batch, heads, tokens.n, width), torch.empty(tokens.batch, heads, tokens.n, width)
+    sizes = tokens.batch, heads, tokens.n, width
+    return torch.empty(sizes, dtype=torch.float32), torch.empty(sizes, dtype=torch.float32)
 
 
 def _write(layer: c.Layer, k: Tensor, v: Tensor) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from operator import is_
+from itertools import repeat
+from operator import contains, is_
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as modules
 
 from cutaway.kernels import Stored
 from cutaway.kernels import layout as c
@@ -19,6 +22,10 @@ from cutaway.modules.norm import Norm
 from cutaway.spec import AttentionSpec, BlockSpec, MlpSpec
 
 KINDS = {"layer": 1, "rms": 2}
+# What is called with every module there is.
+EVERYWHERE = (modules._global_forward_hooks, modules._global_forward_pre_hooks)
+# Modules whose calls the native library knows; a class made of one of them may do anything.
+OWN = (Block, Branch, Attention, Mlp, Linear, Norm, nn.Identity, nn.ModuleDict)
 
 
 def why_not(spec: BlockSpec) -> str:
@@ -41,6 +48,10 @@ def why_not(spec: BlockSpec) -> str:
     return ""
 
 
+class Unlike(Exception):
+    """Something of a block is not as its spec has it: somebody else's module, another shape, another type."""
+
+
 @dataclass(slots=True)
 class Weights:
     """Weights as they lay: a list for each thing about them, for they are looked through in every pass.
@@ -48,6 +59,8 @@ class Weights:
     Attributes:
         all, owners, names: each weight, whose parameter it was, and by which name.
         movable, addresses: those whose numbers may come to lie elsewhere, and where they were.
+        parts, were: what each module is made of, and was made of.
+        own: what is set on each module that is called, where a ``forward`` may be put in place of its class's.
     """
 
     all: list[nn.Parameter] = field(default_factory=list)
@@ -55,11 +68,15 @@ class Weights:
     names: list[str] = field(default_factory=list)
     movable: list[Tensor] = field(default_factory=list)
     addresses: list[int] = field(default_factory=list)
+    parts: list[dict[str, nn.Module | None]] = field(default_factory=list)
+    were: list[dict[str, nn.Module | None]] = field(default_factory=list)
+    own: list[dict[str, object]] = field(default_factory=list)
 
     def current(self) -> bool:
-        """Whether all are where they were, and there are any."""
+        """Whether all are where they were, in the same modules, and there are any."""
         held = all(map(is_, map(dict.get, self.owners, self.names), self.all))
-        return held and bool(self.all) and [*map(Tensor.data_ptr, self.movable)] == self.addresses
+        same = held and self.parts == self.were and not any(map(contains, self.own, repeat("forward")))
+        return same and bool(self.all) and [*map(Tensor.data_ptr, self.movable)] == self.addresses
 
 
 def joined(parts: Iterable[Weights]) -> Weights:
@@ -71,8 +88,21 @@ def joined(parts: Iterable[Weights]) -> Weights:
     return out
 
 
+def fits(weight: object, shape: tuple[int, ...]) -> bool:
+    """Whether the native library can read it where it lies, as that many numbers."""
+    if not isinstance(weight, Tensor) or tuple(weight.shape) != shape:
+        return False
+    lies = weight.dtype is torch.float32 and weight.device.type == "cpu" and weight.is_contiguous()
+    return isinstance(weight, Stored) or lies
+
+
+def hooks_of(module: nn.Module) -> list[dict[int, Any]]:
+    """Functions that are called with it."""
+    return [hooks for m in module.modules() for hooks in (m._forward_hooks, m._forward_pre_hooks)]
+
+
 class LaidOut:
-    """Pointers to a block's weights, made anew where a weight has moved.
+    """Pointers to a block's weights, made anew where a weight has moved or a module is another.
 
     Args:
         block: whose weights; fp32 on a CPU, or :class:`Stored`.
@@ -83,94 +113,129 @@ class LaidOut:
         self.attention = block.spec.attention
         self.struct = c.Block()
         self.weights = Weights()
-        self.hooks = [hooks for m in block.modules() for hooks in (m._forward_hooks, m._forward_pre_hooks)]
+        self.hooks: list[dict[int, Any]] = []
 
-    @property
-    def watched(self) -> bool:
-        """Whether somebody hooked a function to the block or to a part of it."""
-        return any(self.hooks)
+    def ready(self, width: int) -> bool:
+        """Whether the native library can be called with it as it is now.
 
-    def refresh(self) -> None:
-        """Lay the weights out, if they are not yet or no longer."""
-        if self.weights.current():
-            return
-        self.weights = Weights()
+        Not where somebody hooked a function to a part of it or put something else in its place, nor where weights
+        are not what its spec says: then the block itself is called.
+
+        Args:
+            width: of the stream.
+        """
+        if not self.weights.current():
+            try:
+                # Made anew and then put in place, for other threads and earlier passes have the old ones.
+                self.struct, self.weights = self._lay_out(Weights())
+            except Unlike:
+                self.weights = Weights()
+                return False
+            self.hooks = hooks_of(self.block)
+        return self.struct.d_model == width and not any(self.hooks) and not any(EVERYWHERE)
+
+    def _lay_out(self, found: Weights) -> tuple[c.Block, Weights]:
         block, spec = self.block, self.block.spec
-        d_model = next(m for m in block.modules() if isinstance(m, Linear)).weight.shape[1]
-        out = self.struct
-        out.d_model, out.n_branches = d_model, len(spec.branches)
+        for module in block.modules():
+            if type(module) not in OWN or "forward" in module.__dict__:
+                raise Unlike
+            if module._modules:
+                found.parts.append(module._modules)
+                found.were.append(dict(module._modules))
+            if not isinstance(module, nn.ModuleDict):
+                found.own.append(module.__dict__)
+        first = next(m for m in block.modules() if isinstance(m, Linear)).weight
+        if first is None or first.dim() != 2 or [*block.branches] != [branch.name for branch in spec.branches]:
+            raise Unlike
+        d = first.shape[1]
+        out = c.Block()
+        out.d_model, out.n_branches = d, len(spec.branches)
         out.parallel, out.shared_norm = spec.parallel, spec.shared_norm
         for place, branch in enumerate(block.branches.values()):
-            assert isinstance(branch, Branch)
+            if not isinstance(branch, Branch) or branch.spec != spec.branches[place]:
+                raise Unlike
             to = out.branches[place]
-            to.pre, to.out, to.post = (self._norm(n) for n in (branch.pre_norm, branch.out_norm, branch.post_norm))
+            norms = (branch.pre_norm, branch.out_norm, branch.post_norm)
+            to.pre, to.out, to.post = (_norm(n, d, found) for n in norms)
             to.scale = branch.spec.scale
             if isinstance(branch.body, Attention):
-                to.kind, to.attention = 0, self._attention(branch.body)
+                to.kind, to.attention = 0, _attention(branch.body, d, found)
+            elif isinstance(branch.body, Mlp):
+                to.kind, to.feedforward = 1, _mlp(branch.body, d, found)
             else:
-                assert isinstance(branch.body, Mlp)
-                to.kind, to.feedforward = 1, self._mlp(branch.body)
-
-    def _attention(self, a: Attention) -> c.Attention:
-        spec = a.spec
-        reading = c.Reading(
-            causal=spec.mask.causal, window=spec.mask.window or 0, scale=spec.score_scale, cap=spec.soft_cap or 0.0
-        )
-        return c.Attention(
-            q=self._matrix(a.q),
-            k=self._matrix(a.k),
-            v=self._matrix(a.v),
-            out=self._matrix(a.out),
-            q_norm=self._norm(a.q_norm),
-            k_norm=self._norm(a.k_norm),
-            n_heads=spec.n_heads,
-            n_kv_heads=spec.n_kv_heads,
-            d_head=spec.d_head,
-            pairs=0 if spec.rotary is None else spec.rotary.d_rotary // 2,
-            interleaved=spec.rotary is not None and spec.rotary.interleaved,
-            norm_width=spec.qk_norm_over == "width",
-            norm_after=spec.qk_norm_after,
-            reading=reading,
-            clip=spec.clip or 0.0,
-        )
-
-    def _mlp(self, mlp: Mlp) -> c.Feedforward:
-        gate = c.Matrix() if mlp.gate is None else self._matrix(mlp.gate)
-        curve = c.CURVES.index(mlp.spec.activation)
-        return c.Feedforward(gate=gate, up=self._matrix(mlp.up), down=self._matrix(mlp.down), curve=curve)
-
-    def _matrix(self, linear: Linear) -> c.Matrix:
-        weight = linear.weight
-        at, bias = self._address(linear, "weight"), self._address(linear, "bias")
-        kind = weight.format if isinstance(weight, Stored) else 0
-        return c.Matrix(data=at, bias=bias, rows=weight.shape[0], cols=weight.shape[1], format=kind)
-
-    def _norm(self, norm: object) -> c.Norm:
-        if not isinstance(norm, Norm):
-            return c.Norm()
-        spec = norm.spec
-        at, bias = self._address(norm, "weight"), self._address(norm, "bias")
-        return c.Norm(weight=at, bias=bias, eps=spec.eps, offset=spec.offset, kind=KINDS[spec.kind])
-
-    def _address(self, module: nn.Module, name: str) -> int:
-        weight = module._parameters.get(name)
-        if weight is None:
-            return 0
-        self.weights.all.append(weight)
-        self.weights.owners.append(module._parameters)
-        self.weights.names.append(name)
-        if isinstance(weight, Stored):
-            return weight.raw.data_ptr()
-        assert weight.is_contiguous()
-        assert weight.dtype is torch.float32
-        self.weights.movable.append(weight)
-        self.weights.addresses.append(weight.data_ptr())
-        return self.weights.addresses[-1]
+                raise Unlike
+        return out, found
 
 
-def laid_out_norm(norm: object) -> c.Norm:
-    """A norm by itself, as it is now; one that does nothing where there is none."""
-    if not isinstance(norm, Norm):
+def _attention(a: Attention, d: int, found: Weights) -> c.Attention:
+    spec = a.spec
+    reading = c.Reading(
+        causal=spec.mask.causal, window=spec.mask.window or 0, scale=spec.score_scale, cap=spec.soft_cap or 0.0
+    )
+    across, narrow, whole = spec.n_heads * spec.d_head, spec.n_kv_heads * spec.d_head, spec.qk_norm_over == "width"
+    return c.Attention(
+        q=_matrix(a.q, across, d, found),
+        k=_matrix(a.k, narrow, d, found),
+        v=_matrix(a.v, narrow, d, found),
+        out=_matrix(a.out, d, across, found),
+        q_norm=_norm(a.q_norm, across if whole else spec.d_head, found),
+        k_norm=_norm(a.k_norm, narrow if whole else spec.d_head, found),
+        n_heads=spec.n_heads,
+        n_kv_heads=spec.n_kv_heads,
+        d_head=spec.d_head,
+        pairs=0 if spec.rotary is None else spec.rotary.d_rotary // 2,
+        interleaved=spec.rotary is not None and spec.rotary.interleaved,
+        norm_width=whole,
+        norm_after=spec.qk_norm_after,
+        reading=reading,
+        clip=spec.clip or 0.0,
+    )
+
+
+def _mlp(mlp: Mlp, d: int, found: Weights) -> c.Feedforward:
+    inner = len(mlp.up.weight)  # fewer than the spec says where somebody pruned them
+    gate = c.Matrix() if mlp.gate is None else _matrix(mlp.gate, inner, d, found)
+    up, down = _matrix(mlp.up, inner, d, found), _matrix(mlp.down, d, inner, found)
+    return c.Feedforward(gate=gate, up=up, down=down, curve=c.CURVES.index(mlp.spec.activation))
+
+
+def _matrix(linear: Linear, rows: int, cols: int, found: Weights) -> c.Matrix:
+    at = _address(linear, "weight", (rows, cols), found)
+    bias = 0 if linear._parameters.get("bias") is None else _address(linear, "bias", (rows,), found)
+    weight = linear.weight
+    kind = weight.format if isinstance(weight, Stored) else 0
+    return c.Matrix(data=at, bias=bias, rows=rows, cols=cols, format=kind)
+
+
+def _norm(norm: nn.Module, width: int, found: Weights) -> c.Norm:
+    if isinstance(norm, nn.Identity):
         return c.Norm()
-    spec, bias = norm.spec, None if norm.bias is None else norm.bias.data_ptr()
-    return c.Norm(weight=norm.weight.data_ptr(), bias=bias, eps=spec.eps, offset=spec.offset, kind=KINDS[spec.kind])
+    if not isinstance(norm, Norm):
+        raise Unlike
+    at = _address(norm, "weight", (width,), found)
+    bias = 0 if norm._parameters.get("bias") is None else _address(norm, "bias", (width,), found)
+    return c.Norm(weight=at, bias=bias, eps=norm.spec.eps, offset=norm.spec.offset, kind=KINDS[norm.spec.kind])
+
+
+def _address(module: nn.Module, name: str, shape: tuple[int, ...], found: Weights) -> int:
+    weight = module._parameters.get(name)
+    if weight is None or not fits(weight, shape):
+        raise Unlike
+    found.all.append(weight)
+    found.owners.append(module._parameters)
+    found.names.append(name)
+    if isinstance(weight, Stored):
+        return weight.raw.data_ptr()
+    found.movable.append(weight)
+    found.addresses.append(weight.data_ptr())
+    return found.addresses[-1]
+
+
+def laid_out_norm(norm: nn.Module, width: int) -> c.Norm | None:
+    """A norm by itself, as it is now, one that does nothing where there is none; None where it is to be called."""
+    if type(norm) not in OWN or "forward" in norm.__dict__ or any(hooks_of(norm)) or any(EVERYWHERE):
+        return None
+    try:
+        return _norm(norm, width, Weights())
+    except Unlike:
+        return None

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from ctypes import pointer
+from operator import is_
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,9 +16,10 @@ from torch import Tensor
 from cutaway.cache import StoredCache
 from cutaway.kernels import Stored
 from cutaway.kernels import layout as c
-from cutaway.models.fused import FusedStack, slots_of, tokens_of
+from cutaway.models.fused import FusedStack, slots_of
 from cutaway.models.head import Head, finished
-from cutaway.models.laid_out import laid_out_norm
+from cutaway.models.laid_out import fits, laid_out_norm
+from cutaway.models.tokens import tokens_of
 from cutaway.modules.attention import How
 from cutaway.modules.embedding import Embedding
 from cutaway.modules.rotary import asks_length, rotary_table
@@ -26,22 +29,31 @@ from cutaway.spec import RotarySpec
 FEWEST = 1024  # positions whose angles are kept, to begin with
 
 
+@runtime_checkable
+class Decoding(Protocol):
+    """A model that writes."""
+
+    embed: Embedding
+    decoder: Stack
+    head: Head
+
+
 class Steps:
     """A token at a time in each row, where the native library knows all layers.
 
     Args:
-        embed, stack, head: the model's parts.
+        model: whose parts: ids, layers and scores.
         whole: how the stack is run.
     """
 
-    def __init__(self, embed: Embedding, stack: Stack, head: Head, whole: FusedStack) -> None:
-        self._embed, self._stack, self._head, self._whole = embed, stack, head, whole
-        spec, layers = embed.spec, stack.spec.layers
+    def __init__(self, model: Decoding, whole: FusedStack) -> None:
+        self._model, self._whole = model, whole
+        self._embed, self._stack, self._head = model.embed, model.decoder, model.head
+        spec, layers = self._embed.spec, self._stack.spec.layers
         self._asks_length = any(asks_length(layer.attention.rotary) for layer in layers)
         # Whether ids are looked up, run through the layers and scored, and nothing else comes between.
-        looked_up = spec.positions is None and not spec.types and spec.norm is None and embed.tokens is not None
-        self._plain = looked_up and head.spec.transform is None and not self._asks_length
-        self._hooks = [hooks for m in (embed, stack, head) for hooks in (m._forward_hooks, m._forward_pre_hooks)]
+        looked_up = spec.positions is None and not spec.types and spec.norm is None and self._embed.tokens is not None
+        self._plain = looked_up and self._head.spec.transform is None and not self._asks_length
         # cos and sin of the first positions, by what turns.
         self._angles: dict[RotarySpec, tuple[Tensor, Tensor]] = {}
 
@@ -58,42 +70,53 @@ class Steps:
         """
         if torch.is_grad_enabled() or self._stack.training or how not in ("fused", "steady"):
             return None
-        if how == "steady" and self._whole.watched:  # the readable blocks' sums are steady for four rows, not for one
+        model, parts = self._model, (self._embed, self._stack, self._head)
+        if not all(map(is_, (model.embed, model.decoder, model.head), parts)) or self._stack.whole is not self._whole:
+            return None
+        width = self._embed.table.shape[-1]
+        if how == "steady" and not self._whole.ready(
+            width
+        ):  # the readable blocks' sums are steady for four rows, not for one
             return None
         positions = cache.advance()
         if positions is None:
             return None
-        if self._plain and (logits := self._at_once(ids, positions, cache)) is not None:
+        if self._plain and (logits := self._at_once(ids, positions, cache, width)) is not None:
             return logits
         x = self._embed(torch.tensor(ids)[:, None], positions)
         x = self._stack(x, positions, cache, None, how, positions + 1 if self._asks_length else None)
         scores: Tensor = self._head(x, self._embed.table)
         return scores[:, 0]
 
-    def _at_once(self, ids: Sequence[int], positions: Tensor, cache: StoredCache) -> Tensor | None:
+    def _at_once(self, ids: Sequence[int], positions: Tensor, cache: StoredCache, width: int) -> Tensor | None:
         """By one native call; None where somebody watches, or where weights or keys have moved."""
-        kept = None if any(self._hooks) else self._whole.kept_for(cache)
-        if kept is None:
+        parts = self._embed, self._stack, self._head
+        if any(m._forward_hooks or m._forward_pre_hooks or "forward" in m.__dict__ for m in parts):
+            return None
+        if (kept := self._whole.kept_for(cache, width)) is None:
             return None
         table, head = self._embed.table, self._embed.table if self._head.weight is None else self._head.weight
-        if not (_direct(table) and _direct(head)):
+        bias, norm = self._head.bias, laid_out_norm(self._stack.norm, width)
+        rows = len(head)
+        able = fits(table, (len(table), width)) and fits(head, (rows, width)) and max(ids) < len(table)
+        if not able or norm is None or not (bias is None or fits(bias, (rows,))):
             return None
         n, tokens = len(ids), torch.tensor(ids)
-        places, rows = tokens_of(n, 1)
+        places, order = tokens_of(n, 1)
         held = [tokens, positions]
         groups = (c.Group * len(kept.first))(*self._groups(kept.first, n, positions, cache, held))
-        logits = torch.empty(n, head.shape[0])
+        logits = torch.empty(n, rows, dtype=torch.float32)
         self._whole.native.layers(
             c.Pass(
                 n=n,
                 places=places.data_ptr(),
-                rows=rows.data_ptr(),
+                rows=order.data_ptr(),
                 positions=positions.data_ptr(),
                 batch=n,
-                norm=laid_out_norm(self._whole.norm),
+                norm=norm,
                 table=pointer(_matrix(table)),
                 ids=tokens.data_ptr(),
-                head=pointer(_matrix(head, self._head.bias)),
+                head=pointer(_matrix(head, bias)),
                 logits=logits.data_ptr(),
                 scale=self._embed.spec.scale,
             ),
@@ -130,11 +153,6 @@ class Steps:
             cos, sin = rotary_table(spec, places, torch.float32)
             found = self._angles[spec] = cos[0].contiguous(), sin[0].contiguous()
         return found
-
-
-def _direct(weight: Tensor) -> bool:
-    """Whether the native library can read it where it lies."""
-    return isinstance(weight, Stored) or (weight.dtype is torch.float32 and weight.is_contiguous())
 
 
 def _matrix(weight: Tensor, bias: Tensor | None = None) -> c.Matrix:

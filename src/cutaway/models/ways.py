@@ -77,11 +77,11 @@ def native(model: Stacked, enabled: bool = True) -> bool:
     for stack in (model.encoder, model.decoder):
         blocks = _blocks(stack)
         stack.runners = None
-        stack.whole = FusedStack(blocks, stack.norm, found) if found is not None and blocks else None
+        stack.whole = FusedStack(stack, found) if found is not None and blocks else None
     _multiply(model, F.linear if found is None else multiply)
     whole, head = model.decoder.whole, model.head
     able = isinstance(whole, FusedStack) and whole.entire and isinstance(head, Head)
-    model.steps = Steps(model.embed, model.decoder, head, whole) if able else None  # type: ignore[arg-type]
+    model.steps = Steps(model, whole) if able else None  # type: ignore[arg-type]
     return found is not None
 
 
