@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
+import pickle
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -94,6 +97,27 @@ def test_with_a_table_from_a_file(tmp_path: Path) -> None:
     found = fed(model, [[3, 4, 5], [6]], 8)
     model.transformer.steps = None
     assert torch.equal(found, fed(model, [[3, 4, 5], [6]], 8))
+
+
+def test_a_model_goes_at_once() -> None:
+    """Without a collection of garbage, also a copy and one that was pickled."""
+    model = model_of("llama")
+    fed(model, [[3]], 3)
+    sent = pickle.loads(pickle.dumps(model.transformer))  # noqa: S301 (our own bytes)
+    for made in (model.transformer, copy.deepcopy(model.transformer), sent):
+        assert made.steps is not None
+        session = Session(made)
+        session.feed([[3, 4]])
+        session.feed([[5]])
+        session.feed([[6]])
+        gone = weakref.ref(made)
+        del session
+    gc.disable()
+    try:
+        del model, made, sent
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_one_thread_for_a_while() -> None:

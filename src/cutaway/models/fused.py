@@ -63,11 +63,17 @@ class FusedStack:
     """
 
     def __init__(self, stack: Stack, native: NativeLibrary) -> None:
-        self._stack = stack
+        self._of = ref(stack)  # which has this one: a model goes when nobody has it any more
         self.native = native
         self._kept: Kept | None = None
         self._layers: dict[str, nn.Module | None] = {}
         self._known: list[LaidOut | None] = []
+
+    @property
+    def _stack(self) -> Stack:
+        stack = self._of()
+        assert stack is not None
+        return stack
 
     @property
     def known(self) -> list[LaidOut | None]:

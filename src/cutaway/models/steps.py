@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from ctypes import pointer
 from operator import is_
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ class Steps:
     """
 
     def __init__(self, model: Decoding, whole: FusedStack) -> None:
-        self._model, self._whole = model, whole
+        self._of, self._whole = ref(model), whole
         self._embed, self._stack, self._head = model.embed, model.decoder, model.head
         spec, layers = self._embed.spec, self._stack.spec.layers
         self._asks_length = any(asks_length(layer.attention.rotary) for layer in layers)
@@ -56,6 +57,18 @@ class Steps:
         self._plain = looked_up and self._head.spec.transform is None and not self._asks_length
         # cos and sin of the first positions, by what turns.
         self._angles: dict[RotarySpec, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def _model(self) -> Decoding:
+        model = self._of()
+        assert model is not None
+        return model
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_of": self._model}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _of=ref(state["_of"]))
 
     def __call__(self, ids: Sequence[int], cache: StoredCache, how: How) -> Tensor | None:
         """Logits after one more token in each row, as ``Transformer.hidden`` and ``unembed`` make them.
