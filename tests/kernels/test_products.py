@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cutaway.formats.quants import block_type, dequantise
-from cutaway.kernels import Stored, missing
+from cutaway.kernels import Stored, missing, stored_matrix
 from cutaway.kernels.stored import FORMATS
 
 KINDS = {number: gguf.GGMLQuantizationType(number) for number in FORMATS}
@@ -103,6 +103,22 @@ def test_products(number: int, threads: int) -> None:
         torch.set_num_threads(3 - threads)
         assert torch.equal(F.linear(x, weight, bias), whole)
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("number", [0, 3, 12], ids=lambda n: KINDS[n].name)
+def test_many_rows(number: int) -> None:
+    """So many that rows of x are handed out rather than rows of W: the bits of each by itself."""
+    rows, cols, many = 37, 256, 1700
+    weight = stored_matrix(random_bytes(number, rows, cols), number, cols)
+    x = torch.randn(many, cols)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        whole = F.linear(x, weight)
+        for row in (0, 1, 191, 192, 1698, 1699):
+            assert torch.equal(F.linear(x[row : row + 1], weight)[0], whole[row])
+        few = torch.cat([F.linear(part, weight) for part in x.split(100)])
+        assert torch.equal(few, whole)
+    torch.set_num_threads(1)
 
 
 def test_scales_that_are_no_numbers() -> None:

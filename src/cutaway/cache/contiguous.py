@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cutaway.cache.base import LayerView
 from cutaway.cache.buffers import Buffers, KvDtype
-from cutaway.cache.mask import MaskPlan, plan_mask, plan_step
+from cutaway.cache.mask import MaskPlan, plan_mask
 from cutaway.cache.slots import Slots, SlotTable, compact
 from cutaway.cache.state import take
 from cutaway.spec import AttentionSpec, MaskRule
@@ -95,11 +95,8 @@ class ContiguousStore:
         if need > self.capacity:
             self._grow(max(need, 2 * self.capacity))
         self._counts = self._counts + 1
-        self._table.positions.scatter_(1, positions, positions)
-        level = min(lengths) + 1 == need
-        self._slots = Slots((positions[0] if level else positions).to(self._device))
-        keys = self._table.positions[:, :need]
-        return {rule: plan_step(rule, positions, keys, need if level else None, self._device) for rule in rules}
+        self._slots, plans = self._table.advance(positions, positions, lengths, rules, self._device)
+        return plans
 
     def view(self, index: int, plan: MaskPlan) -> LayerView:
         """Bundle for the index-th layer of this store."""

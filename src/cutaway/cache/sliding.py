@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cutaway.cache.base import LayerView
 from cutaway.cache.buffers import Buffers, KvDtype
-from cutaway.cache.mask import MaskPlan, plan_mask, plan_step
+from cutaway.cache.mask import MaskPlan, plan_mask
 from cutaway.cache.slots import Slots, SlotTable, compact
 from cutaway.cache.state import take
 from cutaway.errors import FormatError, ShapeMismatch
@@ -103,15 +103,11 @@ class SlidingStore:
 
     def advance(self, lengths: list[int], positions: Tensor, rules: set[MaskRule]) -> dict[MaskRule, MaskPlan]:
         """One more token in each row. [batch, 1]"""
-        need = max(lengths) + 1
         self._counts = self._counts + 1
         self._highest = torch.maximum(self._highest, self._counts)
-        slots = positions if need <= self._size else positions % self._size
-        self._table.positions.scatter_(1, slots, positions)
-        level = min(lengths) + 1 == need
-        self._slots = Slots((slots[0] if level else slots).to(self._device))
-        keys = self._table.positions[:, : min(need, self._size)]
-        return {rule: plan_step(rule, positions, keys, need if level else None, self._device) for rule in rules}
+        slots = positions if max(lengths) < self._size else positions % self._size
+        self._slots, plans = self._table.advance(slots, positions, lengths, rules, self._device)
+        return plans
 
     def view(self, index: int, plan: MaskPlan) -> LayerView:
         """Bundle for the index-th layer of this store."""

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cutaway.cache.mask import MaskPlan
+from cutaway.cache.mask import MaskPlan, plan_step
 from cutaway.cache.state import take
 from cutaway.errors import FormatError
+from cutaway.spec import MaskRule
 
 
 class Places(Protocol):
@@ -96,6 +97,17 @@ class SlotTable:
             if self.segments is None:
                 self.segments = torch.zeros_like(self.positions)
             self.segments.scatter_(1, slots, torch.zeros_like(positions) if segments is None else segments)
+
+    def advance(
+        self, slots: Tensor, positions: Tensor, lengths: list[int], rules: set[MaskRule], device: torch.device
+    ) -> tuple[Slots, dict[MaskRule, MaskPlan]]:
+        """Note one more token in each row, and plan its pass. ``slots`` and ``positions`` are [batch, 1]"""
+        self.positions.scatter_(1, slots, positions)
+        need = max(lengths) + 1
+        level = min(lengths) + 1 == need
+        keys = self.positions[:, : min(need, self.n_slots)]
+        plans = {rule: plan_step(rule, positions, keys, need if level else None, device) for rule in rules}
+        return Slots((slots[0] if level else slots).to(device)), plans
 
     def read(self, n: int) -> tuple[Tensor, Tensor | None]:
         """Positions and segments in the first ``n`` slots. [batch, n]"""

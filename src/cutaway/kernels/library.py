@@ -95,6 +95,8 @@ def _found() -> NativeLibrary | str:
     wanted = os.environ.get("CUTAWAY_KERNELS", "").lower()
     if wanted in ("0", "off", "no", "false"):
         return "switched off by CUTAWAY_KERNELS"
+    if wanted not in ("", "1", "on", "yes", "true", "avx2"):
+        warnings.warn(f"CUTAWAY_KERNELS={wanted} says nothing: 0 is for none, avx2 for the older ones", stacklevel=4)
     fits = torch.backends.cpu.get_cpu_capability()
     for kind, (name, _) in VARIANTS.items():
         if kind == fits or (kind == "AVX2" and fits == "AVX512"):

@@ -168,8 +168,16 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     native = library()
     if native is None or torch.is_grad_enabled() or not _plain(x) or not _plain(weight) or not weight.is_contiguous():
         return F.linear(x, weight, bias)
-    y = native.product(x, Matrix(data=weight.data_ptr(), rows=weight.shape[0], cols=weight.shape[1], format=0))
+    y = native.product(x, matrix_of(weight))
     return y if bias is None else y + bias
+
+
+def matrix_of(weight: Tensor, bias: Tensor | None = None) -> Matrix:
+    """A weight where it lies, stored or contiguous fp32, as the native library is told of it. [rows, cols]"""
+    number, data = (weight.format, weight.raw) if isinstance(weight, Stored) else (0, weight)
+    rows, cols = weight.shape
+    at = None if bias is None else bias.data_ptr()
+    return Matrix(data=data.data_ptr(), bias=at, rows=rows, cols=cols, format=number)
 
 
 def _plain(x: Tensor) -> bool:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from cutaway.cache import StoredCache
-from cutaway.kernels import Stored
 from cutaway.kernels import layout as c
+from cutaway.kernels import matrix_of
 from cutaway.models.fused import FusedStack, slots_of
 from cutaway.models.head import Head, finished
 from cutaway.models.laid_out import fits, laid_out_norm
@@ -87,10 +87,8 @@ class Steps:
         if not all(map(is_, (model.embed, model.decoder, model.head), parts)) or self._stack.whole is not self._whole:
             return None
         width = self._embed.table.shape[-1]
-        if how == "steady" and not self._whole.ready(
-            width
-        ):  # the readable blocks' sums are steady for four rows, not for one
-            return None
+        if how == "steady" and not self._whole.ready(width):
+            return None  # the readable blocks' sums are steady for four rows, not for one
         positions = cache.advance()
         if positions is None:
             return None
@@ -111,7 +109,7 @@ class Steps:
         table, head = self._embed.table, self._embed.table if self._head.weight is None else self._head.weight
         bias, norm = self._head.bias, laid_out_norm(self._stack.norm, width)
         rows = len(head)
-        able = fits(table, (len(table), width)) and fits(head, (rows, width)) and max(ids) < len(table)
+        able = fits(table, (len(table), width)) and fits(head, (rows, width)) and 0 <= min(ids) <= max(ids) < len(table)
         if not able or norm is None or not (bias is None or fits(bias, (rows,))):
             return None
         n, tokens = len(ids), torch.tensor(ids)
@@ -127,9 +125,9 @@ class Steps:
                 positions=positions.data_ptr(),
                 batch=n,
                 norm=norm,
-                table=pointer(_matrix(table)),
+                table=pointer(matrix_of(table)),
                 ids=tokens.data_ptr(),
-                head=pointer(_matrix(head, bias)),
+                head=pointer(matrix_of(head, bias)),
                 logits=logits.data_ptr(),
                 scale=self._embed.spec.scale,
             ),
@@ -166,11 +164,3 @@ class Steps:
             cos, sin = rotary_table(spec, places, torch.float32)
             found = self._angles[spec] = cos[0].contiguous(), sin[0].contiguous()
         return found
-
-
-def _matrix(weight: Tensor, bias: Tensor | None = None) -> c.Matrix:
-    at = None if bias is None else bias.data_ptr()
-    rows, cols = weight.shape
-    if isinstance(weight, Stored):
-        return c.Matrix(data=weight.raw.data_ptr(), bias=at, rows=rows, cols=cols, format=weight.format)
-    return c.Matrix(data=weight.data_ptr(), bias=at, rows=rows, cols=cols, format=0)
