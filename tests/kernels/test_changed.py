@@ -125,6 +125,23 @@ def test_what_is_there_runs(what: str) -> None:
     assert "spread" in what or not torch.allclose(before, plain, atol=1e-3)
 
 
+@pytest.mark.parametrize("what", CHANGES)
+def test_changed_between_two_tokens(what: str) -> None:
+    """A step looks only at what was noted since the last one, and none of these goes unnoted."""
+    name, change = CHANGES[what]
+    model = native(name)
+    session = Session(model)
+    for row in ([3, 4, 5], [6], [7]):
+        session.feed([row])
+    plain, unchanged = session.fork(), session.fork().feed([[8]])
+    change(model)
+    found = session.feed([[8]])
+    model.use_kernels(False)
+    expected = plain.feed([[8]])
+    assert torch.allclose(found, expected, atol=1e-4)
+    assert "spread" in what or not torch.allclose(unchanged, expected, atol=1e-3)
+
+
 def test_weights_changed_for_a_while() -> None:
     """A pass without a cache, with other weights, leaves nothing of them to a session that goes on afterwards."""
     model = native("llama")

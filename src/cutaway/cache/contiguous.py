@@ -94,7 +94,7 @@ class ContiguousStore:
         need = max(lengths) + 1
         if need > self.capacity:
             self._grow(max(need, 2 * self.capacity))
-        self._counts = self._counts + 1
+        self._counts = torch.from_numpy(self._counts.numpy() + 1)
         self._slots, plans = self._table.advance(positions, positions, lengths, rules, self._device)
         return plans
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import copy
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -103,8 +104,11 @@ class SlidingStore:
 
     def advance(self, lengths: list[int], positions: Tensor, rules: set[MaskRule]) -> dict[MaskRule, MaskPlan]:
         """One more token in each row. [batch, 1]"""
-        self._counts = self._counts + 1
-        self._highest = torch.maximum(self._highest, self._counts)
+        counts = self._counts.numpy() + 1
+        self._counts, self._highest = (
+            torch.from_numpy(counts),
+            torch.from_numpy(np.maximum(self._highest.numpy(), counts)),
+        )
         slots = positions if max(lengths) < self._size else positions % self._size
         self._slots, plans = self._table.advance(slots, positions, lengths, rules, self._device)
         return plans

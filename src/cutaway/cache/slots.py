@@ -102,12 +102,14 @@ class SlotTable:
         self, slots: Tensor, positions: Tensor, lengths: list[int], rules: set[MaskRule], device: torch.device
     ) -> tuple[Slots, dict[MaskRule, MaskPlan]]:
         """Note one more token in each row, and plan its pass. ``slots`` and ``positions`` are [batch, 1]"""
-        self.positions.scatter_(1, slots, positions)
+        # By numpy, whose code is small: the last step has pushed PyTorch's out of the processor's caches.
+        table, places = self.positions.numpy(), slots.numpy()
+        table[range(len(lengths)), places[:, 0]] = lengths
         need = max(lengths) + 1
         level = min(lengths) + 1 == need
-        keys = self.positions[:, : min(need, self.n_slots)]
+        keys = torch.from_numpy(table[:, : min(need, self.n_slots)])
         plans = {rule: plan_step(rule, positions, keys, need if level else None, device) for rule in rules}
-        return Slots((slots[0] if level else slots).to(device)), plans
+        return Slots((torch.from_numpy(places[0]) if level else slots).to(device)), plans
 
     def read(self, n: int) -> tuple[Tensor, Tensor | None]:
         """Positions and segments in the first ``n`` slots. [batch, n]"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -127,7 +128,7 @@ class StoredCache:
         stores = self._advancing
         if stores is None or self._source is not None or not self._lengths or not all(s.advances for s in stores):
             return None
-        positions = torch.tensor(self._lengths, dtype=torch.long)[:, None]
+        positions = torch.from_numpy(np.array(self._lengths, dtype=np.int64)[:, None])
         self._plans = [
             store.advance(self._lengths, positions, rules) for store, rules in zip(stores, self._rules, strict=True)
         ]

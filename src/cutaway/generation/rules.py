@@ -52,8 +52,13 @@ def _ban_each(logits: Tensor, banned: Sequence[Sequence[int]]) -> Tensor:
     rows = [row for row, ids in enumerate(banned) for _ in ids]
     if not rows:
         return logits
+    tokens = [token for ids in banned for token in ids]
+    if logits.device.type == "cpu" and logits.dtype is torch.float32 and not logits.requires_grad:  # see logits.greedy
+        array = logits.numpy().copy()
+        array[rows, tokens] = NEVER
+        return torch.from_numpy(array)
     out = logits.clone()
-    out[rows, [token for ids in banned for token in ids]] = NEVER
+    out[rows, tokens] = NEVER
     return out
 
 

@@ -34,8 +34,8 @@ class Kept:
 
     Attributes:
         memory: where keys and values lie, as long as it is there.
-        weights: of all layers.
-        hooks: what is called with them, empty while nobody looks.
+        weights: of all layers, and of the norm after them.
+        norm: that one. after: where it was.
         layers: all of them.
         first: the first layer of each group.
         width: of the stream.
@@ -44,7 +44,8 @@ class Kept:
 
     memory: tuple[ref[object], ...]
     weights: Weights
-    hooks: list[dict[int, Any]]
+    norm: c.Norm
+    after: nn.Module
     layers: Any
     first: list[int]
     width: int
@@ -143,17 +144,23 @@ class FusedStack:
         y: Tensor = self._stack.norm(x)
         return y
 
-    def kept_for(self, cache: StoredCache, width: int) -> Kept | None:
-        """The structs of an earlier pass, if all layers can be called with them in the one that was planned."""
+    def kept_for(self, cache: StoredCache, width: int, step: bool = False) -> Kept | None:
+        """The structs of an earlier pass, if all layers can be called with them in the one that was planned.
+
+        Before a ``step`` of single tokens only what was noted since the last pass is looked at.
+        """
         kept = self._kept  # of whichever thread came last: looked at once
-        if kept is None or any(kept.hooks) or any(EVERYWHERE) or kept.width != width:
+        if kept is None or any(EVERYWHERE) or kept.width != width or kept.after is not self._stack.norm:
             return None
-        if kept.modules != self._stack.layers._modules or laid_out_norm(self._stack.norm, width) is None:
+        if kept.modules != self._stack.layers._modules:
             return None
         if (memory := cache.memory()) is None or len(memory) != len(kept.memory):
             return None
-        there = all(held() is one for held, one in zip(kept.memory, memory, strict=True))
-        return kept if there and kept.weights.current() else None
+        if not all(held() is one for held, one in zip(kept.memory, memory, strict=True)):
+            return None
+        if step:
+            return kept if kept.weights.untouched() else None
+        return kept if kept.weights.current() and not any(kept.weights.hooks) else None
 
     def _again(self, x: Tensor, inputs: Inputs, tokens: Tokens, kept: Kept) -> Tensor:
         """All layers, whose keys and values lie where they lay."""
@@ -161,7 +168,7 @@ class FusedStack:
         for i in kept.first:  # of each group, in their order
             given = inputs(i)
             groups.add(given.view.plan, slots_of(given.view), given.rotary)
-        return self._call(x, kept.layers, groups, tokens, last=laid_out_norm(self._stack.norm, kept.width))
+        return self._call(x, kept.layers, groups, tokens, last=kept.norm)
 
     def _run(
         self,
@@ -192,10 +199,14 @@ class FusedStack:
             if layer.group == len(first):
                 first.append(i)
         if memory is not None:
+            after, weights = self._stack.norm, joined(laid.weights for laid, _ in run)
+            norm = laid_out_norm(after, x.shape[-1], weights)
+            assert norm is not None, "there is no memory where it is to be called"
             self._kept = Kept(
                 tuple(map(ref, memory)),
-                joined(laid.weights for laid, _ in run),
-                [hooks for laid, _ in run for hooks in laid.hooks],
+                weights,
+                norm,
+                after,
                 layers,
                 first,
                 x.shape[-1],

@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from cutaway.modules.activation import ACTIVATIONS
 from cutaway.modules.linear import Linear, Product
 from cutaway.modules.norm import norm_or_identity
+from cutaway.modules.part import Identity, Part
 from cutaway.modules.tap import Tap
 from cutaway.shapes import Logits, Positions, Stream
 from cutaway.spec import ClassifierSpec, HeadSpec, PoolerSpec, TransformSpec
 
 
-class Transform(nn.Module):
+class Transform(Part):
     """``norm(act(W x + b))``.
 
     Args:
@@ -35,10 +36,10 @@ class Transform(nn.Module):
 
 
 def _transform(spec: TransformSpec | None, d_model: int) -> nn.Module:
-    return nn.Identity() if spec is None else Transform(spec, d_model)
+    return Identity() if spec is None else Transform(spec, d_model)
 
 
-class Head(nn.Module):
+class Head(Part):
     """The language modelling head: a score for each token of the vocabulary.
 
     Args:
@@ -76,7 +77,7 @@ def finished(logits: Tensor, spec: HeadSpec) -> Tensor:
     return logits
 
 
-class Pooler(nn.Module):
+class Pooler(Part):
     """One vector for each text.
 
     Args:
@@ -105,7 +106,7 @@ class Pooler(nn.Module):
         return x if inner is None else inner("transform", x)
 
 
-class Classifier(nn.Module):
+class Classifier(Part):
     """A score for each label, of a text or of each token.
 
     Args:

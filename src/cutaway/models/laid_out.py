@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import repeat
 from operator import contains, is_
 from typing import Any
@@ -19,13 +19,14 @@ from cutaway.modules.block import Block, Branch
 from cutaway.modules.linear import Linear
 from cutaway.modules.mlp import Mlp
 from cutaway.modules.norm import Norm
+from cutaway.modules.part import Identity, Named, changes
 from cutaway.spec import AttentionSpec, BlockSpec, MlpSpec
 
 KINDS = {"layer": 1, "rms": 2}
 # What is called with every module there is.
 EVERYWHERE = (modules._global_forward_hooks, modules._global_forward_pre_hooks)
 # Modules whose calls the native library knows; a class made of one of them may do anything.
-OWN = (Block, Branch, Attention, Mlp, Linear, Norm, nn.Identity, nn.ModuleDict)
+OWN = (Block, Branch, Attention, Mlp, Linear, Norm, Identity, Named)
 
 
 def why_not(spec: BlockSpec) -> str:
@@ -61,6 +62,8 @@ class Weights:
         movable, addresses: those whose numbers may come to lie elsewhere, and where they were.
         parts, were: what each module is made of, and was made of.
         own: what is set on each module that is called, where a ``forward`` may be put in place of its class's.
+        hooks: what is called with them, empty while nobody looks.
+        noted: how many changes there were when all this was last looked through.
     """
 
     all: list[nn.Parameter] = field(default_factory=list)
@@ -71,20 +74,35 @@ class Weights:
     parts: list[dict[str, nn.Module | None]] = field(default_factory=list)
     were: list[dict[str, nn.Module | None]] = field(default_factory=list)
     own: list[dict[str, object]] = field(default_factory=list)
+    hooks: list[dict[int, Any]] = field(default_factory=list)
+    noted: int = -1
 
     def current(self) -> bool:
         """Whether all are where they were, in the same modules, and there are any."""
         held = all(map(is_, map(dict.get, self.owners, self.names), self.all))
         same = held and self.parts == self.were and not any(map(contains, self.own, repeat("forward")))
-        return same and bool(self.all) and [*map(Tensor.data_ptr, self.movable)] == self.addresses
+        return same and bool(self.all) and self._in_place()
+
+    def untouched(self) -> bool:
+        """Whether :meth:`current` was so with no hooks, and nothing was noted since: what a single token can afford."""
+        if self.noted == changes():
+            return self._in_place()
+        now = changes()
+        if not self.current() or any(self.hooks):
+            return False
+        self.noted = now
+        return True
+
+    def _in_place(self) -> bool:
+        return [*map(Tensor.data_ptr, self.movable)] == self.addresses
 
 
 def joined(parts: Iterable[Weights]) -> Weights:
     """All of several."""
     out = Weights()
     for part in parts:
-        for one in fields(Weights):
-            getattr(out, one.name).extend(getattr(part, one.name))
+        for name in ("all", "owners", "names", "movable", "addresses", "parts", "were", "own", "hooks"):
+            getattr(out, name).extend(getattr(part, name))
     return out
 
 
@@ -113,7 +131,6 @@ class LaidOut:
         self.attention = block.spec.attention
         self.struct = c.Block()
         self.weights = Weights()
-        self.hooks: list[dict[int, Any]] = []
 
     def ready(self, width: int) -> bool:
         """Whether the native library can be called with it as it is now.
@@ -131,18 +148,18 @@ class LaidOut:
             except Unlike:
                 self.weights = Weights()
                 return False
-            self.hooks = hooks_of(self.block)
-        return self.struct.d_model == width and not any(self.hooks) and not any(EVERYWHERE)
+        return self.struct.d_model == width and not any(self.weights.hooks) and not any(EVERYWHERE)
 
     def _lay_out(self, found: Weights) -> tuple[c.Block, Weights]:
         block, spec = self.block, self.block.spec
+        found.hooks = hooks_of(block)
         for module in block.modules():
             if type(module) not in OWN or "forward" in module.__dict__:
                 raise Unlike
             if module._modules:
                 found.parts.append(module._modules)
                 found.were.append(dict(module._modules))
-            if not isinstance(module, nn.ModuleDict):
+            if not isinstance(module, Named):
                 found.own.append(module.__dict__)
         first = next(m for m in block.modules() if isinstance(m, Linear)).weight
         if first is None or first.dim() != 2 or [*block.branches] != [branch.name for branch in spec.branches]:
@@ -208,7 +225,7 @@ def _matrix(linear: Linear, rows: int, cols: int, found: Weights) -> c.Matrix:
 
 
 def _norm(norm: nn.Module, width: int, found: Weights) -> c.Norm:
-    if isinstance(norm, nn.Identity):
+    if isinstance(norm, Identity):
         return c.Norm()
     if not isinstance(norm, Norm):
         raise Unlike
@@ -231,11 +248,17 @@ def _address(module: nn.Module, name: str, shape: tuple[int, ...], found: Weight
     return found.addresses[-1]
 
 
-def laid_out_norm(norm: nn.Module, width: int) -> c.Norm | None:
-    """A norm by itself, as it is now, one that does nothing where there is none; None where it is to be called."""
+def laid_out_norm(norm: nn.Module, width: int, found: Weights | None = None) -> c.Norm | None:
+    """A norm by itself, as it is now, one that does nothing where there is none; None where it is to be called.
+
+    Its weights are added to those that were ``found``.
+    """
     if type(norm) not in OWN or "forward" in norm.__dict__ or any(hooks_of(norm)) or any(EVERYWHERE):
         return None
+    found = Weights() if found is None else found
+    found.own.append(norm.__dict__)
+    found.hooks += hooks_of(norm)
     try:
-        return _norm(norm, width, Weights())
+        return _norm(norm, width, found)
     except Unlike:
         return None

@@ -19,7 +19,7 @@ from cutaway.kernels import layout as c
 from cutaway.kernels import matrix_of
 from cutaway.models.fused import FusedStack, slots_of
 from cutaway.models.head import Head, finished
-from cutaway.models.laid_out import fits, laid_out_norm
+from cutaway.models.laid_out import fits
 from cutaway.models.tokens import tokens_of
 from cutaway.modules.attention import How
 from cutaway.modules.embedding import Embedding
@@ -104,13 +104,12 @@ class Steps:
         parts = self._embed, self._stack, self._head
         if any(m._forward_hooks or m._forward_pre_hooks or "forward" in m.__dict__ for m in parts):
             return None
-        if (kept := self._whole.kept_for(cache, width)) is None:
+        if (kept := self._whole.kept_for(cache, width, step=True)) is None:
             return None
         table, head = self._embed.table, self._embed.table if self._head.weight is None else self._head.weight
-        bias, norm = self._head.bias, laid_out_norm(self._stack.norm, width)
-        rows = len(head)
+        bias, rows = self._head.bias, len(head)
         able = fits(table, (len(table), width)) and fits(head, (rows, width)) and 0 <= min(ids) <= max(ids) < len(table)
-        if not able or norm is None or not (bias is None or fits(bias, (rows,))):
+        if not able or not (bias is None or fits(bias, (rows,))):
             return None
         n, tokens = len(ids), torch.tensor(ids)
         places, order = tokens_of(n, 1)
@@ -124,7 +123,7 @@ class Steps:
                 rows=order.data_ptr(),
                 positions=positions.data_ptr(),
                 batch=n,
-                norm=norm,
+                norm=kept.norm,
                 table=pointer(matrix_of(table)),
                 ids=tokens.data_ptr(),
                 head=pointer(matrix_of(head, bias)),

@@ -12,6 +12,7 @@ from cutaway.cache import CrossView, LayerView, MaskPlan
 from cutaway.modules.attend import attend, blockwise, explicit
 from cutaway.modules.linear import Linear
 from cutaway.modules.norm import norm_or_identity
+from cutaway.modules.part import Part
 from cutaway.modules.rotary import rotate
 from cutaway.modules.score import Attending
 from cutaway.modules.steady import steady
@@ -41,7 +42,7 @@ class LayerInputs:
     cross: CrossView | None = None
 
 
-class Attention(nn.Module):
+class Attention(Part):
     """Multi-head attention (Vaswani et al. 2017), with grouped key/value heads (Ainslie et al. 2023).
 
     Args:

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from cutaway.modules.part import Part
 from cutaway.shapes import KeyPositions, Positions
 from cutaway.spec import AlibiBias, BucketBias
 
@@ -51,7 +52,7 @@ def buckets(distance: Tensor, spec: BucketBias) -> Tensor:
     return offset + torch.where(distance < exact, distance, far)
 
 
-class ScoreBias(nn.Module):
+class ScoreBias(Part):
     """A bias spec with its numbers: fixed slopes, or a learned table.
 
     Args:

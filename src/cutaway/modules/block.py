@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from cutaway.modules.attention import Attention, LayerInputs
 from cutaway.modules.mlp import Mlp
 from cutaway.modules.moe import Moe
 from cutaway.modules.norm import Norm, norm_or_identity
+from cutaway.modules.part import Named, Part
 from cutaway.modules.tap import Tap
 from cutaway.shapes import Stream
 from cutaway.spec import AttentionSpec, BlockSpec, BranchSpec, MlpSpec, MoeSpec
 
 
-class Branch(nn.Module):
+class Branch(Part):
     """``x ← post_norm( x + scale · out_norm( body( pre_norm(source) ) ) )``
 
     Args:
@@ -52,7 +53,7 @@ class Branch(nn.Module):
         return x if tap is None else tap("resid", x)
 
 
-class Block(nn.Module):
+class Block(Part):
     """The branches in order; side by side when the spec is parallel.
 
     Args:
@@ -63,7 +64,7 @@ class Block(nn.Module):
     def __init__(self, spec: BlockSpec, d_model: int) -> None:
         super().__init__()
         self.spec = spec
-        self.branches = nn.ModuleDict({branch.name: Branch(branch, d_model) for branch in spec.branches})
+        self.branches = Named({branch.name: Branch(branch, d_model) for branch in spec.branches})
 
     def forward(self, x: Stream, inputs: LayerInputs, tap: Tap | None = None) -> Stream:
         """Taps ``resid_in``, then each branch's under its name."""

@@ -7,12 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cutaway.modules.norm import Norm
+from cutaway.modules.part import Part
 from cutaway.modules.tap import Tap
 from cutaway.shapes import Ids, Positions, Stream
 from cutaway.spec import EmbeddingSpec, LearnedPositions, SinusoidalPositions
 
 
-class Embedding(nn.Module):
+class Embedding(Part):
     """A table's rows, perhaps scaled, perhaps with a row for the position added.
 
     Args:

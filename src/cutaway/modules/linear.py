@@ -9,10 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cutaway.modules.part import Part
+
 Product: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
-class Linear(nn.Module):
+class Linear(Part):
     """``y = x Wᵀ + b``.
 
     Args:

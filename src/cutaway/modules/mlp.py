@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import nn
 
 from cutaway.modules.activation import ACTIVATIONS
 from cutaway.modules.linear import Linear
+from cutaway.modules.part import Part
 from cutaway.modules.tap import Tap
 from cutaway.shapes import Stream
 from cutaway.spec import MlpSpec
 
 
-class Mlp(nn.Module):
+class Mlp(Part):
     """``down(act(up(x)))``, or gated ``down(act(gate(x)) * up(x))`` (Shazeer 2020).
 
     Args:

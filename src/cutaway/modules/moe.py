@@ -7,12 +7,13 @@ from torch import Tensor, nn
 
 from cutaway.modules.activation import ACTIVATIONS
 from cutaway.modules.linear import Linear
+from cutaway.modules.part import Part
 from cutaway.modules.tap import Tap
 from cutaway.shapes import Stream
 from cutaway.spec import MoeSpec
 
 
-class Moe(nn.Module):
+class Moe(Part):
     """Σ over a token's chosen experts of its share times what the expert makes of it (Shazeer et al. 2017).
 
     Args:

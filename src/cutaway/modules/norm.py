@@ -6,11 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cutaway.modules.part import Identity, Part
 from cutaway.modules.tap import Tap
 from cutaway.spec import NormSpec
 
 
-class Norm(nn.Module):
+class Norm(Part):
     """LayerNorm or RMSNorm over the last axis (Ba et al. 2016; Zhang & Sennrich 2019).
 
     Args:
@@ -46,4 +47,4 @@ class Norm(nn.Module):
 
 def norm_or_identity(spec: NormSpec | None, width: int) -> nn.Module:
     """A slot for a norm: what a spec leaves out passes everything through."""
-    return nn.Identity() if spec is None else Norm(spec, width)
+    return Identity() if spec is None else Norm(spec, width)

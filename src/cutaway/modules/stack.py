@@ -13,6 +13,7 @@ from cutaway.modules.attention import How, LayerInputs
 from cutaway.modules.bias import ScoreBias
 from cutaway.modules.block import Block
 from cutaway.modules.norm import Norm, norm_or_identity
+from cutaway.modules.part import Part
 from cutaway.modules.rotary import rotary_table
 from cutaway.modules.tap import Tap
 from cutaway.shapes import Positions, Stream
@@ -22,7 +23,7 @@ Runner: TypeAlias = Callable[[Stream, LayerInputs, Tap | None], Stream]
 Whole: TypeAlias = Callable[[Stream, Cache, Callable[[int], LayerInputs]], Stream]
 
 
-class Stack(nn.Module):
+class Stack(Part):
     """Blocks, and the norm after the last.
 
     Args:
