@@ -2,7 +2,8 @@
 
 python -m benchmarks.prefill [ROW …] [--rounds 7] [--tokens 512] [--quick]
 
-The row ``int8`` has our exact products over the Q8_0 file beside CTranslate2, which rounds activations to 8 bits.
+The row ``exact`` has our exact products over the Q8_0 file beside CTranslate2, which rounds activations to 8 bits;
+``int8`` has our own products of whole numbers there, and what they cost in log-probability.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from benchmarks.agreement import agreement
 from benchmarks.contest import Contestant, in_turns, keep, llama, options, ours, peers, reference, show, start
 from benchmarks.files import file
 
-ROWS = ("q4_1", "q8_0", "int8", "f32")
+ROWS = ("q4_1", "q8_0", "exact", "int8", "f32")
 
 
 def others(row: str) -> list[Contestant]:
     """Who is measured beside ours."""
-    if row == "int8":
+    if row in ("exact", "int8"):
         return [Contestant("CTranslate2 int8", "ct2", {"path": str(file("ct2-int8")), "type": "int8"}, peers())]
     found = [llama(file(row))]
     if row == "f32":
@@ -26,8 +27,12 @@ def others(row: str) -> list[Contestant]:
 
 def measure(row: str, rounds: int, n: int, quick: bool) -> None:
     """Compare, measure, print, keep."""
-    path = file("q8_0" if row == "int8" else row)
-    contestants = [ours(path), *others(row), Contestant("limit", "limit")]
+    path = file("q8_0" if row in ("exact", "int8") else row)
+    contestants = [
+        ours(path, **({"quantize": "int8"} if row == "int8" else {})),
+        *others(row),
+        Contestant("limit", "limit"),
+    ]
     print(f"\nprefill {row}: {path.name}, {n} tokens")
     start(contestants)
     agree = agreement(contestants, reference(path))

@@ -36,8 +36,8 @@ def line(claim: Claim, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """A claim and what became of it."""
     asked = f"{KINDS[claim.kind]} {claim.reach:g}"
     result = found.get(claim.result)
-    if claim.absent or result is None:
-        return [claim.row, claim.peer, "", "", "", asked, claim.absent or "never run"]
+    if result is None:
+        return [claim.row, claim.peer, "", "", "", asked, "never run"]
     values, unit = result["values"], result["unit"]
     ratio, mine = spread(claim.ratios(result)), spread(values[claim.mine])["median"]
     if claim.kind == "share":
@@ -57,9 +57,17 @@ def outputs(found: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     for name, result in found.items():
         for who, said in result.get("agree", {}).items():
             if isinstance(said, str):
-                rows.append([name, who, said, ""])
+                rows.append([name, who, said, "", ""])
             else:
-                rows.append([name, who, f"{said['same']} of {said['of']}", f"{said['logp']:.1e}"])
+                rows.append(
+                    [
+                        name,
+                        who,
+                        f"{said['same']} of {said['of']}",
+                        f"{said['logp']:.1e}",
+                        f"{said['mean']:.1e}" if "mean" in said else "",
+                    ]
+                )
     return rows
 
 
@@ -93,7 +101,9 @@ def page(found: Mapping[str, Mapping[str, Any]], folder: Path) -> str:
         "from plain PyTorch in fp32 over the dequantised weights. In 8 and 4 bits llama.cpp and\n"
         "CTranslate2 round activations.\n"
     )
-    parts.append(table(["result", "who", "the same likeliest token", "log-probability"], outputs(found)))
+    parts.append(
+        table(["result", "who", "the same likeliest token", "log-probability, at most", "on average"], outputs(found))
+    )
     parts.append("## Measured on\n")
     parts.append(table(["result", "date", "processor", "load", "rounds", "versions"], measured_on(found)))
     return "\n".join(parts)

@@ -20,7 +20,7 @@ from cutaway.kernels import Stored, missing  # noqa: E402
 imported = peak()
 words = json.loads(sys.argv[1])
 began = time.perf_counter()
-model = cutaway.load(words["path"], dtype=words.get("dtype"))
+model = cutaway.load(words["path"], dtype=words.get("dtype"), quantize=words.get("quantize"))
 loaded = time.perf_counter() - began
 options: dict[str, Any] = {"deterministic": True} if words.get("deterministic") else {}
 weights = sum(p.raw.numel() if isinstance(p, Stored) else p.nbytes for p in model.transformer.parameters())

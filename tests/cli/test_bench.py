@@ -58,6 +58,18 @@ def test_table_of_a_decoder(call: Call, folder: Path) -> None:
     assert call("bench", "-m", folder, *FEW, "-q").code == 0
 
 
+def test_what_rounding_costs(call: Call, folder: Path) -> None:
+    done = call("bench", folder, *FEW, "--quantize", "int8")
+    assert done.code == 0, done.err
+    last = done.out.splitlines()[-1]
+    assert last.startswith("int8")
+    assert "perplexity" in last
+    value = call("bench", folder, *FEW, "--quantize", "int8", "--json").json
+    assert value["quantize"] == "int8"
+    assert value["cost"]["moved"] > 0
+    assert call("bench", folder, *FEW, "--json").json["cost"] is None
+
+
 def test_an_encoder_reads_texts(call: Call, zoo: Zoo) -> None:
     value = call("bench", zoo("bare"), *FEW, "--json").json
     assert [(figure["name"], figure["unit"]) for figure in value["figures"]] == [

@@ -31,6 +31,8 @@ DTYPES = {
     "float16": torch.float16,
 }
 
+INT8 = "int8"  # Q8_0 weights, and products of whole numbers
+
 
 @dataclass(slots=True)
 class Checkpoint:
@@ -70,7 +72,8 @@ def load_checkpoint(
         dtype: of the weights; by default fp32 on a CPU, where quantized matrices stay in the form that the file has
             if the native kernels are there to read it, and what is stored on a GPU.
         device: by default a GPU if there is one.
-        quantize: what matrices become: ``q8_0``, ``q5_1`` … ``q4_k``; see ``formats.quantise``.
+        quantize: what matrices become: ``q8_0``, ``q5_1`` … ``q4_k``; see ``formats.quantise``. ``int8`` is ``q8_0``
+            with products of whole numbers: what is multiplied is rounded too.
         mmap: map safetensors instead of reading them into private memory: faster to open, but the file must
             not change while the model lives.
         ignore: config keys to leave unread.
@@ -81,9 +84,9 @@ def load_checkpoint(
     """
     target = _device(device)
     number = stated = dtype_named(dtype)
-    blocks = _blocks(quantize, number, target)
+    blocks, rounded = _blocks(quantize, number, target), quantize == INT8
     if resolved.kind == "gguf":
-        return _load_gguf(resolved, number, target, blocks, progress)
+        return _load_gguf(resolved, number, target, blocks, rounded, progress)
     folder = resolved.path if resolved.kind == "folder" else resolved.path.parent
     family, spec, settings, config = read_config(folder, ignore)
     if number is None:
@@ -108,6 +111,7 @@ def load_checkpoint(
             progress=progress,
             keep=stated is None and target.type == "cpu" and library() is not None,
             quantize=blocks,
+            rounded=rounded,
         )
     finally:
         source.close()
@@ -119,6 +123,7 @@ def _load_gguf(
     dtype: torch.dtype | None,
     device: torch.device,
     quantize: BlockType | None,
+    rounded: bool,
     progress: Callable[[int, int], None] | None,
 ) -> Checkpoint:
     path = str(resolved.path)
@@ -138,6 +143,7 @@ def _load_gguf(
             progress=progress,
             keep=dtype is None and device.type == "cpu" and library() is not None,
             quantize=quantize,
+            rounded=rounded,
         )
         return Checkpoint(model.eval(), settings, resolved.path, resolved.origin, dict(file.metadata), file.type_of)
 
@@ -150,13 +156,13 @@ def _blocks(name: str | None, dtype: torch.dtype | None, device: torch.device) -
     """
     if name is None:
         return None
-    wanted = ", ".join(QUANTISED).lower()
-    if not isinstance(name, str) or name.upper() not in QUANTISED:
+    wanted = ", ".join([*QUANTISED, INT8]).lower()
+    if not isinstance(name, str) or (name.upper() not in QUANTISED and name != INT8):
         raise RequestError("no such type", field="quantize", expected=wanted, got=name)
     if missing() or device.type != "cpu" or dtype not in (None, torch.float32):
         why = missing() or "blocks are for a CPU, and give fp32 numbers"
         raise RequestError("blocks need the native kernels", field="quantize", expected=None, got=name, hint=why)
-    return BLOCK_TYPES[name.upper()]
+    return BLOCK_TYPES["Q8_0" if name == INT8 else name.upper()]
 
 
 def _device(device: torch.device | str | None) -> torch.device:

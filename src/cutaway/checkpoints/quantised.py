@@ -127,7 +127,7 @@ class Planned:
             if self.kept:
                 if losses is not None:
                     losses.add(self.type, self.rows, self.cols)
-                return self.rule.save(tuple(part.raw for part in parts if isinstance(part, Stored)))[self.place]
+                return self.rule.save(tuple(part.blocks()[0] for part in parts if isinstance(part, Stored)))[self.place]
             numbers = self.rule.save(tuple(dense(part) for part in parts))[self.place]
             try:
                 raw = encoded(numbers, self.type)
@@ -158,7 +158,7 @@ def planned(
         spec: the model.
         to: what was asked for.
     """
-    formats = {part.format if isinstance(part, Stored) else -1 for part in parts}
+    formats = {part.blocks()[1] if isinstance(part, Stored) else -1 for part in parts}
     (number,) = formats if len(formats) == 1 else (-1,)
     have = block_type(number) if number >= 0 and by_rows(rule) else None
     if to.mix is not None:

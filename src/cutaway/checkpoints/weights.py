@@ -14,7 +14,7 @@ from cutaway.errors import DtypeError, ShapeMismatch
 from cutaway.formats.quantise import quantise, type_for
 from cutaway.formats.quants import BlockType
 from cutaway.formats.rules import Drop, Tie, WeightRule, by_rows
-from cutaway.kernels import Stored, stored_matrix
+from cutaway.kernels import Stored, stored_matrix, together
 from cutaway.models import Transformer
 from cutaway.modules.linear import Linear
 
@@ -62,6 +62,7 @@ def fill(
     progress: Progress | None = None,
     keep: bool = False,
     quantize: BlockType | None = None,
+    rounded: bool = False,
 ) -> None:
     """Give every parameter of ``model`` (built without memory) its tensor.
 
@@ -77,6 +78,7 @@ def fill(
         progress: told (bytes done, bytes in all), of the model rather than the file.
         keep: leave matrices in the form that they are stored in, where kernels can read that.
         quantize: what matrices become, those whose rows are whole blocks.
+        rounded: whether what these are multiplied by is rounded too.
 
     Raises:
         ShapeMismatch: a tensor is missing, unexpected, or of another shape; names up to ten, and counts.
@@ -100,7 +102,8 @@ def fill(
                 given[name] = tensor if kept else tensor.to(device=device, dtype=dtype)
                 kind = type_for(quantize, tensor.shape[-1]) if quantize is not None and name in plain else None
                 if kind is not None:
-                    given[name] = stored_matrix(quantise(given[name], kind), kind.id, tensor.shape[1])
+                    made = stored_matrix(quantise(given[name], kind), kind.id, tensor.shape[1])
+                    given[name] = together(made) if rounded else made
         if progress is not None:
             progress(sum(sizes[: done + 1]), sum(sizes))
     for rule in used:

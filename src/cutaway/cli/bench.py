@@ -27,7 +27,8 @@ def command(settings: Settings, /, name: str | None, prompt_len: int, gen: int, 
     """Measure how fast MODEL runs here: reading, writing, a batch, memory and loading.
 
     Medians of several rounds, with the least and the most. What a model writes is bound by how fast memory can be
-    read: that is measured in the same rounds, and the share of it shown. Of an encoder: texts a second.
+    read: that is measured in the same rounds, and the share of it shown. Of an encoder: texts a second. With
+    --quantize, the model's perplexity and log-probabilities are compared with those of the model as it is.
     """
     import torch
 
@@ -39,12 +40,33 @@ def command(settings: Settings, /, name: str | None, prompt_len: int, gen: int, 
     load_s = time.perf_counter() - began
     settings.note(f"measuring: {counted(rounds, 'round')} after one that warms up")
     figures, peak = measured(model, prompt_len, gen, batch, rounds)
+    cost = _cost(settings, model) if settings.quantize else None
     facts = _facts(settings, model, rounds, torch.get_num_threads())
-    facts |= {"load_s": load_s, "memory": {**_memory(model), "peak": peak}}
+    facts |= {"load_s": load_s, "memory": {**_memory(model), "peak": peak}, "cost": cost}
     if settings.json:
         settings.emit_json({**facts, "figures": [_as_dict(figure) for figure in figures]})
     else:
         settings.emit("\n".join(_lines(facts, figures, settings.look)) + "\n")
+
+
+def _cost(settings: Settings, model: Model) -> dict[str, Any] | None:
+    """What rounding does to the page of prose that comes with cutaway: perplexities, and how far a token's moves."""
+    from dataclasses import replace
+
+    from cutaway.cli import perplexity
+
+    if (why := perplexity.why_not(model)) is not None:
+        settings.note(f"no perplexity: {why}")
+        return None
+    page = perplexity.text_of(None)
+    after, before = (perplexity.expected(m, page) for m in (model, load_model(replace(settings, quantize=None))))
+    moved = [abs(a - b) for a, b in zip(before.logprobs, after.logprobs, strict=True)]
+    return {
+        "tokens": len(moved),
+        "perplexity_before": before.perplexity,
+        "perplexity_after": after.perplexity,
+        "moved": sum(moved) / len(moved),
+    }
 
 
 def _facts(settings: Settings, model: Model, rounds: int, threads: int) -> dict[str, Any]:
@@ -55,6 +77,7 @@ def _facts(settings: Settings, model: Model, rounds: int, threads: int) -> dict[
         "model": settings.model,
         "device": str(network.device),
         "dtype": str(network.dtype).removeprefix("torch."),
+        "quantize": settings.quantize,
         "threads": threads,
         "kernels": missing() or "native" if network.device.type == "cpu" else "PyTorch's",
         "rounds": rounds,
@@ -105,13 +128,19 @@ def _lines(facts: dict[str, Any], figures: list[Figure], look: Look) -> list[str
         parts.append(f"cache {nbytes(memory['cache_for_a_token'])} a token")
     if memory["peak"]:
         parts.append(f"the process at most {nbytes(memory['peak'])}")
-    return [
+    lines = [
         look.paint(head, "bold"),
         "",
         *table(rows, "lrrrll", look, gives=5),
         "",
         f"memory {dash} {', '.join(parts)}",
     ]
+    if (cost := facts["cost"]) is not None:
+        before, after = cost["perplexity_before"], cost["perplexity_after"]
+        change = f"perplexity {before:.3f} before, {after:.3f} after ({100 * (after / before - 1):+.2f} %)"
+        moved = f"log-probabilities move by {cost['moved']:.4f} nats over {cost['tokens']:,} tokens"
+        lines.append(f"{facts['quantize']} {dash} {change}; {moved}")
+    return lines
 
 
 def _number(x: float) -> str:

@@ -38,6 +38,7 @@ class Settings:
     model: str = "smollm2"
     device: str | None = None
     dtype: str | None = None
+    quantize: str | None = None
     threads: int | None = None
     offline: bool = False
     revision: str | None = None
@@ -160,12 +161,17 @@ def load_model(settings: Settings) -> Model:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     _check_device(settings.device)
+    if settings.quantize == "int8":
+        settings.note(
+            "note: int8 rounds what matrices multiply too; `cutaway bench --quantize int8` says what it costs."
+        )
     label = f"loading {_label(settings.model)}"
     with as_input(), progress(settings, label) as report:
         return load(
             settings.model,
             dtype=settings.dtype,
             device=settings.device,
+            quantize=settings.quantize,
             revision=settings.revision,
             offline=settings.offline,
             # a file in a cache may be called after its commit: people know a model by the name they gave

@@ -122,6 +122,7 @@ def _model(default: str) -> Callable[[F], F]:
     return _kept("-m", "--model", metavar="MODEL", help=says, shell_complete=complete_model)
 
 
+_BLOCKS = click.Choice(["q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0", "int8"])
 _DTYPES = click.Choice(["auto", "fp32", "bf16", "fp16"])
 _OPTIONS: dict[str, Callable[[Any], Any]] = {
     "model": _model("[smollm2]"),
@@ -130,6 +131,7 @@ _OPTIONS: dict[str, Callable[[Any], Any]] = {
     "seed": _kept("--seed", type=Number(-(2**63), 2**63 - 1, whole=True), metavar="N", help="Same seed, same draw."),
     "device": _kept("--device", type=Device(), metavar="DEVICE", help="auto, cpu, cuda, cuda:N or mps. [auto]"),
     "dtype": _kept("--dtype", type=_DTYPES, help="Numbers to compute with. [auto: fp32 on a CPU]"),
+    "quantize": _kept("--quantize", type=_BLOCKS, metavar="TYPE", help="Matrices as q8_0 … q4_k, or int8 products."),
     "threads": _kept("--threads", type=click.IntRange(1, 4096), metavar="N", help="CPU threads."),
     "offline": _kept("--offline", is_flag=True, default=None, help="Use only what is here."),
     "revision": _kept("--revision", metavar="REV", help="Branch, tag or commit of a hub id."),
@@ -145,7 +147,7 @@ _GROUPS = {
     "output": _OUTPUT,
     "lines": ("jsonl", *_OUTPUT),
     "find": ("offline", "revision"),
-    "load": ("device", "dtype", "threads", "offline", "revision"),
+    "load": ("device", "dtype", "quantize", "threads", "offline", "revision"),
 }
 
 

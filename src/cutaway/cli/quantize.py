@@ -117,7 +117,7 @@ def _note_twice(settings: Settings, model: Model) -> None:
 
     weights = model.transformer.state_dict().values()
     kinds = sorted(
-        {block_type(weight.format).name for weight in weights if isinstance(weight, Stored)} - {"F16", "BF16"}
+        {block_type(weight.blocks()[1]).name for weight in weights if isinstance(weight, Stored)} - {"F16", "BF16"}
     )
     if kinds:
         settings.note(

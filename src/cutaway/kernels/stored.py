@@ -27,6 +27,8 @@ FORMATS = {
     13: (256, 176),  # Q5_K
     14: (256, 210),  # Q6_K
 }
+Q8_0, TOGETHER = 8, 1000  # the second is no GGUF's: Q8_0, sixteen rows together (see native/rounded.h)
+ROWS = 16  # that lie together
 
 READ_ONLY = "stored weights cannot be written to or moved; load with dtype='float32'"
 
@@ -52,10 +54,10 @@ class Stored(Tensor):
 
         Args:
             raw: the bytes of each row. uint8 [rows, bytes]
-            format: how they are to be read, as a GGUF numbers it: one of ``FORMATS``.
+            format: how they are to be read, as a GGUF numbers it: one of ``FORMATS``, or ``TOGETHER``.
             cols: numbers in a row.
         """
-        size, n_bytes = FORMATS[format]
+        size, n_bytes = FORMATS[Q8_0 if format == TOGETHER else format]
         if raw.dtype is not torch.uint8 or raw.dim() != 2 or cols % size or raw.shape[1] != cols // size * n_bytes:
             raise ValueError(f"{list(raw.shape)} bytes are not rows of {cols} numbers of format {format}")
         native = library()
@@ -73,6 +75,16 @@ class Stored(Tensor):
     def dense(self) -> Tensor:
         """The numbers, as fp32."""
         return self.native.expand(self.matrix)
+
+    def blocks(self) -> tuple[Tensor, int]:
+        """The rows' bytes as a file has them, and the number of their format. uint8 [rows, bytes]"""
+        if self.format != TOGETHER:
+            return self.raw, self.format
+        rows, n_bytes = self.raw.shape
+        tiles = self.raw.view(rows // ROWS, n_bytes // 34, 34 * ROWS)
+        scales = tiles[..., : 2 * ROWS].unflatten(-1, (ROWS, 2))
+        numbers = tiles[..., 2 * ROWS :].unflatten(-1, (8, ROWS, 4)).transpose(2, 3).flatten(-2) ^ 128
+        return torch.cat([scales, numbers], -1).transpose(1, 2).reshape(rows, n_bytes), Q8_0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Stored:
         return _again(self.raw.clone(), self.format, self.shape[1], isinstance(self, nn.Parameter))
@@ -144,6 +156,20 @@ def stored_matrix(raw: Tensor, format: int, cols: int) -> Stored:
         ValueError: there are not as many bytes as that.
     """
     return Stored(raw, format, cols)
+
+
+def together(matrix: Stored) -> Stored:
+    """A Q8_0 matrix laid out for products of whole numbers: every x that it meets is rounded to 8 bits too.
+
+    As it is where its rows are not whole tiles.
+    """
+    rows, n_bytes = matrix.raw.shape
+    if matrix.format != Q8_0 or rows % ROWS:
+        return matrix
+    tiles = matrix.raw.view(rows // ROWS, ROWS, n_bytes // 34, 34).transpose(1, 2)
+    scales = tiles[..., :2].flatten(-2)
+    numbers = (tiles[..., 2:] ^ 128).unflatten(-1, (8, 4)).transpose(2, 3).flatten(2)
+    return stored_matrix(torch.cat([scales, numbers], -1).view(rows, n_bytes), TOGETHER, matrix.shape[1])
 
 
 def _again(raw: Tensor, format: int, cols: int, parameter: bool) -> Stored:

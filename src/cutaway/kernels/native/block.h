@@ -153,7 +153,7 @@ class Runner {
     }
 
     void look_up(int64_t i, int64_t d) {
-        with_format(pass_.table->format, [&](auto f) { expand_row<decltype(f)>(*pass_.table, pass_.ids[i], x_ + i * d); });
+        expand_any(*pass_.table, pass_.ids[i], x_ + i * d);
         if (pass_.scale != 1.0f)
             for (int64_t c = 0; c < d; c++) x_[i * d + c] *= pass_.scale;
     }
@@ -161,7 +161,7 @@ class Runner {
     void score(int64_t d) {
         read_ = claim(1, pass_.n * padded(d));
         read(pass_.norm, x_);
-        multiply({{pass_.head, read_, pass_.logits, pass_.n, padded(d), pass_.head->rows}});
+        multiply({{pass_.head, read_, pass_.logits, pass_.n, padded(d), pass_.head->rows, {}}});
     }
 
     void run_block() {

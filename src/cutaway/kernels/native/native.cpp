@@ -66,7 +66,7 @@ void cutaway_product(const Matrix* w, const float* x, float* y, int64_t n, int t
         for (int64_t i = 0; i < n; i++) std::memcpy(wide.data() + i * width, x + i * w->cols, static_cast<size_t>(w->cols) * 4);
         x = wide.data();
     }
-    run(with_threads(threads), Products{{{w, x, y, n, width, w->rows}}, 1});
+    run(with_threads(threads), Products{{{w, x, y, n, width, w->rows, {}}}, 1});
 }
 
 // Some rows of W as floats, all of them where `rows` is null; 1 where there is no such row. y: [n, cols].
@@ -75,9 +75,7 @@ int cutaway_expand(const Matrix* w, const int64_t* rows, float* y, int64_t n, in
         if (rows[i] < 0 || rows[i] >= w->rows) return 1;
     std::lock_guard<std::mutex> hold(turn);
     auto call = [&](int64_t from, int64_t to) {
-        with_format(w->format, [&](auto f) {
-            for (int64_t i = from; i < to; i++) expand_row<decltype(f)>(*w, rows ? rows[i] : i, y + i * w->cols);
-        });
+        for (int64_t i = from; i < to; i++) expand_any(*w, rows ? rows[i] : i, y + i * w->cols);
     };
     auto work = [](const void* what, int64_t from, int64_t to) { (*static_cast<const decltype(call)*>(what))(from, to); };
     with_threads(threads).run(work, &call, n, std::max<int64_t>(16, n / (threads * 8)));

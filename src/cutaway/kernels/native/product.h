@@ -9,6 +9,7 @@
 
 #include "formats.h"
 #include "pool.h"
+#include "rounded.h"
 
 namespace cutaway {
 
@@ -30,6 +31,7 @@ struct Product {
     const float* x;  // [n, padded]: rows of whole groups, zeros after the width
     float* y;        // [n, stride]
     int64_t n, padded, stride;
+    Rounded rounded;  // the same x, for matrices of whole numbers
 };
 
 inline int64_t in_groups(int64_t width) { return (width + GROUP - 1) / GROUP; }
@@ -177,6 +179,7 @@ inline void product_block(const Product& p, int64_t from, int64_t to, int64_t fi
 enum Format : int32_t {
     FORMAT_F32 = 0, FORMAT_F16 = 1, FORMAT_Q4_0 = 2, FORMAT_Q4_1 = 3, FORMAT_Q5_0 = 6, FORMAT_Q5_1 = 7,
     FORMAT_Q8_0 = 8, FORMAT_Q4_K = 12, FORMAT_Q5_K = 13, FORMAT_Q6_K = 14, FORMAT_BF16 = 30,
+    FORMAT_TOGETHER = 1000,  // no GGUF's: Q8_0, by sixteen rows, see rounded.h
 };
 
 // Call `f` with the format's type; false where there is none.
@@ -198,7 +201,24 @@ inline bool with_format(int32_t format, Call&& f) {
     }
 }
 
+// Any row of W as floats.
+inline void expand_any(const Matrix& m, int64_t row, float* out) {
+    if (m.format == FORMAT_TOGETHER) return expand_together(m.data, row, m.cols / GROUP, out);
+    with_format(m.format, [&](auto f) { expand_row<decltype(f)>(m, row, out); });
+}
+
+// Rows from..to of W for rows first..last of x, where W is of whole numbers; false where it is not.
+inline bool product_rounded(const Product& p, int64_t from, int64_t to, int64_t first, int64_t last) {
+    const Matrix& m = *p.w;
+    if (m.format != FORMAT_TOGETHER) return false;
+    const int64_t groups = m.cols / GROUP;
+    const Rounded x{p.rounded.q + first * p.padded, p.rounded.d + first * groups, p.rounded.extra + first * groups};
+    product_together(m.data, groups, from, to, x, p.padded, last - first, p.y + first * p.stride, p.stride, m.bias);
+    return true;
+}
+
 inline void product_rows(const Product& p, int64_t from, int64_t to) {
+    if (product_rounded(p, from, to, 0, p.n)) return;
     with_format(p.w->format, [&](auto f) {
         using F = decltype(f);
         if (p.n == 1) from = product_alone<F>(p, from, to);
@@ -206,6 +226,9 @@ inline void product_rows(const Product& p, int64_t from, int64_t to) {
         for (int64_t c = 0; c < p.n && from < to; c += block) product_block<F>(p, from, to, c, std::min(c + block, p.n));
     });
 }
+
+// Rows as they are handed out: each matrix begins with a whole tile.
+inline int64_t in_tiles(int64_t rows) { return (rows + TOGETHER - 1) / TOGETHER * TOGETHER; }
 
 // Up to three products of the same rows of x that can be computed side by side: their rows are handed out as if they
 // were one matrix's.
@@ -221,7 +244,7 @@ inline void products_rows(const void* what, int64_t from, int64_t to) {
         const int64_t rows = all.of[i].w->rows;
         const int64_t a = std::max(from - start, int64_t{0}), b = std::min(to - start, rows);
         if (a < b) product_rows(all.of[i], a, b);
-        start += rows;
+        start += in_tiles(rows);
     }
 }
 
@@ -232,18 +255,44 @@ inline void products_blocks(const void* what, int64_t from, int64_t to) {
         for (int i = 0; i < all.count; i++) {
             const Product& p = all.of[i];
             const int64_t block = block_of(all.of[0]), c = b * block;
+            if (product_rounded(p, 0, p.w->rows, c, std::min(c + block, p.n))) continue;
             with_format(p.w->format, [&](auto f) { product_block<decltype(f)>(p, 0, p.w->rows, c, std::min(c + block, p.n)); });
         }
     }
 }
 
-inline void run(Pool& pool, const Products& products) {
+// Round x once for all matrices of whole numbers; whether there is one.
+inline bool round_x(Pool& pool, Products& products) {
+    static std::vector<int8_t> q;
+    static std::vector<float> d;
+    static std::vector<int32_t> extra;
+    bool any = false;
+    for (int i = 0; i < products.count; i++) any |= products.of[i].w->format == FORMAT_TOGETHER;
+    if (!any) return false;
+    const Product& p = products.of[0];
+    const int64_t groups = p.w->cols / GROUP;
+    if (q.size() < static_cast<size_t>(p.n * p.padded)) q.resize(static_cast<size_t>(p.n * p.padded));
+    if (d.size() < static_cast<size_t>(p.n * groups)) d.resize(static_cast<size_t>(p.n * groups)), extra.resize(d.size());
+    const Rounded found{q.data(), d.data(), extra.data()};
+    auto call = [&](int64_t from, int64_t to) {
+        for (int64_t i = from; i < to; i++)
+            for (int64_t g = 0; g < groups; g++)
+                round_group(p.x + i * p.padded + g * GROUP, q.data() + i * p.padded + g * GROUP, d.data() + i * groups + g, extra.data() + i * groups + g);
+    };
+    auto work = [](const void* what, int64_t from, int64_t to) { (*static_cast<const decltype(call)*>(what))(from, to); };
+    pool.run(work, &call, p.n, p.n < 8 ? p.n : 4);
+    for (int i = 0; i < products.count; i++) products.of[i].rounded = found;
+    return true;
+}
+
+inline void run(Pool& pool, Products products) {
+    const int64_t step = round_x(pool, products) ? TOGETHER : 2 * W_TILE;
     // Many rows of x are handed out rather than rows of W, so that each of them comes from memory but once.
     const int64_t block = block_of(products.of[0]), blocks = (products.of[0].n + block - 1) / block;
     if (blocks >= 4 * pool.threads()) return pool.run(products_blocks, &products, blocks, 1);
     int64_t rows = 0;
-    for (int i = 0; i < products.count; i++) rows += products.of[i].w->rows;
-    pool.run(products_rows, &products, rows, pool.threads() == 1 ? rows : 2 * W_TILE);
+    for (int i = 0; i < products.count; i++) rows += in_tiles(products.of[i].w->rows);
+    pool.run(products_rows, &products, rows, pool.threads() == 1 ? rows : step);
 }
 
 }  // namespace cutaway
