@@ -90,6 +90,36 @@ inline void dots(const Query* queries, const float* key, int64_t width, float* o
     }
 }
 
+// The same with four keys that follow one another: each number that was loaded is used N or four times.
+template <int N>
+inline void dots_by_four(const Query* queries, const float* key, int64_t apart, int64_t width, float* out, int64_t stride) {
+    Vec acc[N][4];
+    for (int i = 0; i < N; i++)
+        for (int j = 0; j < 4; j++) acc[i][j] = zero();
+    int64_t d = 0;
+    for (; d + LANES <= width; d += LANES) {
+        Vec k[4];
+        for (int j = 0; j < 4; j++) k[j] = load(key + j * apart + d);
+        for (int i = 0; i < N; i++) {
+            const Vec q = load(queries[i].q + d);
+            for (int j = 0; j < 4; j++) acc[i][j] = fma(q, k[j], acc[i][j]);
+        }
+    }
+    for (int i = 0; i < N; i++) {
+        _mm_storeu_ps(out + i * stride, totals(acc[i][0], acc[i][1], acc[i][2], acc[i][3]));
+        for (int j = 0; j < 4; j++)
+            for (int64_t e = d; e < width; e++) out[i * stride + j] += queries[i].q[e] * key[j * apart + e];
+    }
+}
+
+// Of a block's keys, for N queries. The results' rows are KEYS apart.
+template <int N>
+inline void dots_of(const Query* queries, const float* key, int64_t apart, int64_t count, int64_t width, float* out) {
+    int64_t j = 0;
+    for (; j + 4 <= count; j += 4) dots_by_four<N>(queries, key + j * apart, apart, width, out + j, KEYS);
+    for (; j < count; j++) dots<N>(queries, key + j * apart, width, out + j, KEYS);
+}
+
 // z ← kept · z + Σ weight · value, over the values of a block.
 template <bool SKIP>
 inline void gather(const float* weights, const float* values, int64_t stride, int64_t count, float kept, float* z, int64_t width) {
@@ -118,6 +148,30 @@ inline void gather(const float* weights, const float* values, int64_t stride, in
     }
 }
 
+// The same for four queries that read every key of the block: each value that was loaded is used four times.
+inline void gather_for_four(const Query* queries, const float* weights, const float* values, int64_t stride, int64_t count,
+                            const float* kept, int64_t width) {
+    constexpr int SOME = LANES == 16 ? 4 : 2;  // registers of a value: with four queries, as many sums as there is room for
+    int64_t d = 0;
+    for (; d + SOME * LANES <= width; d += SOME * LANES) {
+        Vec sums[4][SOME];
+        for (int i = 0; i < 4; i++)
+            for (int c = 0; c < SOME; c++) sums[i][c] = mul(load(queries[i].z + d + c * LANES), all(kept[i]));
+        for (int64_t j = 0; j < count; j++) {
+            Vec value[SOME];
+            for (int c = 0; c < SOME; c++) value[c] = load(values + j * stride + d + c * LANES);
+            for (int i = 0; i < 4; i++) {
+                const Vec p = all(weights[i * KEYS + j]);
+                for (int c = 0; c < SOME; c++) sums[i][c] = fma(p, value[c], sums[i][c]);
+            }
+        }
+        for (int i = 0; i < 4; i++)
+            for (int c = 0; c < SOME; c++) store(queries[i].z + d + c * LANES, sums[i][c]);
+    }
+    for (int i = 0; i < 4; i++)
+        if (d < width) gather<false>(weights + i * KEYS, values + d, stride, count, kept[i], queries[i].z + d, width - d);
+}
+
 // Up to four queries of one row that read the same key/value head.
 inline void attend(const Query* queries, int n, const Keys& keys, const Blocks& blocks, const Reading& reading,
                    int64_t row, int64_t head, int64_t width) {
@@ -141,15 +195,15 @@ inline void attend(const Query* queries, int n, const Keys& keys, const Blocks& 
             any |= what[i] != Seen::NONE;
         }
         if (!any) continue;
-        for (int64_t j = 0; j < some; j++) {
-            const float* key = k + (from + j) * keys.k_slot;
-            switch (n) {
-                case 1: dots<1>(queries, key, width, s + j, KEYS); break;
-                case 2: dots<2>(queries, key, width, s + j, KEYS); break;
-                case 3: dots<3>(queries, key, width, s + j, KEYS); break;
-                default: dots<4>(queries, key, width, s + j, KEYS);
-            }
+        const float *key = k + from * keys.k_slot, *value = v + from * keys.v_slot;
+        switch (n) {
+            case 1: dots_of<1>(queries, key, keys.k_slot, some, width, s); break;
+            case 2: dots_of<2>(queries, key, keys.k_slot, some, width, s); break;
+            case 3: dots_of<3>(queries, key, keys.k_slot, some, width, s); break;
+            default: dots_of<4>(queries, key, keys.k_slot, some, width, s);
         }
+        float carried[QUERIES];
+        int reading_all[QUERIES], whole = 0;  // which queries read the whole block
         for (int i = 0; i < n; i++) {
             if (what[i] == Seen::NONE) continue;
             float* mine = s + i * KEYS;
@@ -160,15 +214,17 @@ inline void attend(const Query* queries, int n, const Keys& keys, const Blocks& 
                 store(mine + j, x);
             }
             for (int64_t j = some; j < KEYS; j++) mine[j] = none;
-            if (what[i] == Seen::SOME)
-                for (int64_t j = 0; j < some; j++)
-                    if (!may_read(reading, queries[i].position, positions[from + j])) mine[j] = none;
+            int64_t last = some, left_out = 0;  // keys up to the last that is read, and how many of all are not
+            if (what[i] == Seen::SOME) {
+                last = 0;
+                for (int64_t j = 0; j < some; j++) {
+                    if (may_read(reading, queries[i].position, positions[from + j])) last = j + 1;
+                    else mine[j] = none, left_out++;
+                }
+            }
             Vec high = load(mine);
             for (int j = LANES; j < KEYS; j += LANES) high = larger(high, load(mine + j));
-            alignas(64) float lanes[LANES];
-            store(lanes, high);
-            float top = best[i];
-            for (float lane : lanes) top = lane > top ? lane : top;
+            const float top = std::max(best[i], highest(high));
             if (top == none) continue;
             const float kept = best[i] == none ? 0.0f : first(exponential(all(best[i] - top)));
             Vec added = zero();
@@ -182,8 +238,18 @@ inline void attend(const Query* queries, int n, const Keys& keys, const Blocks& 
             best[i] = top;
             sum[i] = sum[i] * kept + total(added);
             // What may not be read is left out, not multiplied by nothing: who knows what lies there.
-            if (what[i] == Seen::SOME) gather<true>(mine, v + from * keys.v_slot, keys.v_slot, some, kept, queries[i].z, width);
-            else gather<false>(mine, v + from * keys.v_slot, keys.v_slot, some, kept, queries[i].z, width);
+            carried[i] = kept;
+            if (left_out > some - last) gather<true>(mine, value, keys.v_slot, last, kept, queries[i].z, width);
+            else if (left_out) gather<false>(mine, value, keys.v_slot, last, kept, queries[i].z, width);
+            else reading_all[whole++] = i;
+        }
+        if (whole == QUERIES) {
+            gather_for_four(queries, s, value, keys.v_slot, some, carried, width);
+            continue;
+        }
+        for (int m = 0; m < whole; m++) {
+            const int i = reading_all[m];
+            gather<false>(s + i * KEYS, value, keys.v_slot, some, carried[i], queries[i].z, width);
         }
     }
     for (int i = 0; i < n; i++) {
