@@ -21,6 +21,7 @@ class Matrix(_Struct):
         ("cols", c_int64),
         ("format", c_int32),
     )
+    held: object = None
 
 
 class Norm(_Struct):

@@ -70,6 +70,7 @@ class Stored(Tensor):
         self.format = format
         self.native = native
         self.matrix = Matrix(data=self.raw.data_ptr(), rows=raw.shape[0], cols=cols, format=format)
+        self.matrix.held = self.raw  # which is to be there as long as what points to it
         return self
 
     def dense(self) -> Tensor:
