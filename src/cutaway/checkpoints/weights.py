@@ -15,6 +15,7 @@ from cutaway.formats.quantise import quantise, type_for
 from cutaway.formats.quants import BlockType
 from cutaway.formats.rules import Drop, Tie, WeightRule, by_rows
 from cutaway.kernels import Stored, stored_matrix, together
+from cutaway.kernels.pages import in_large_pages
 from cutaway.models import Transformer
 from cutaway.modules.linear import Linear
 
@@ -113,6 +114,7 @@ def fill(
     if left:
         warnings.warn(f"{path}: left behind, as this model has no use for them: {', '.join(left)}", stacklevel=2)
     model.load_state_dict(given, assign=True)
+    in_large_pages(model.parameters())
     for parameter in model.parameters():
         parameter.requires_grad_(not isinstance(parameter, Stored))
 
