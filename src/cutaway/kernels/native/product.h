@@ -5,6 +5,7 @@
 // a thousand give the same, whatever tile they fall into and however many threads there are.
 #pragma once
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "formats.h"
@@ -60,9 +61,9 @@ inline void spans_alone(const uint8_t* const* rows, const float* x, int64_t from
     for (int r = 0; r < R; r++) sums[r] += total(acc[r]);
 }
 
-// The same of W_TILE rows of W, expanded before, and C rows of x: [W_TILE, SPAN], and sums in columns of W_TILE.
+// The same of W_TILE rows of W as floats, so far apart, and C rows of x; sums in columns of W_TILE.
 template <int C>
-inline void spans_tiled(const float* w, const float* x, int64_t padded, int64_t groups, float* sums) {
+inline void spans_tiled(const float* w, int64_t apart, const float* x, int64_t padded, int64_t groups, float* sums) {
     Vec acc[W_TILE][C];
     for (int r = 0; r < W_TILE; r++)
         for (int c = 0; c < C; c++) acc[r][c] = zero();
@@ -70,7 +71,7 @@ inline void spans_tiled(const float* w, const float* x, int64_t padded, int64_t 
         Vec v[C];
         for (int c = 0; c < C; c++) v[c] = load(x + c * padded + k);
         for (int r = 0; r < W_TILE; r++) {
-            Vec u = load(w + r * SPAN + k);
+            Vec u = load(w + r * apart + k);
             for (int c = 0; c < C; c++) acc[r][c] = fma(u, v[c], acc[r][c]);
         }
     }
@@ -80,15 +81,15 @@ inline void spans_tiled(const float* w, const float* x, int64_t padded, int64_t 
     }
 }
 
-inline void spans_of(int64_t c, const float* w, const float* x, int64_t padded, int64_t groups, float* sums) {
+inline void spans_of(int64_t c, const float* w, int64_t apart, const float* x, int64_t padded, int64_t groups, float* sums) {
     switch (c) {
-        case 1: return spans_tiled<1>(w, x, padded, groups, sums);
-        case 2: return spans_tiled<2>(w, x, padded, groups, sums);
-        case 3: return spans_tiled<3>(w, x, padded, groups, sums);
+        case 1: return spans_tiled<1>(w, apart, x, padded, groups, sums);
+        case 2: return spans_tiled<2>(w, apart, x, padded, groups, sums);
+        case 3: return spans_tiled<3>(w, apart, x, padded, groups, sums);
 #if defined(__AVX512F__)
-        case 4: return spans_tiled<4>(w, x, padded, groups, sums);
-        case 5: return spans_tiled<5>(w, x, padded, groups, sums);
-        case 6: return spans_tiled<6>(w, x, padded, groups, sums);
+        case 4: return spans_tiled<4>(w, apart, x, padded, groups, sums);
+        case 5: return spans_tiled<5>(w, apart, x, padded, groups, sums);
+        case 6: return spans_tiled<6>(w, apart, x, padded, groups, sums);
 #endif
     }
 }
@@ -156,18 +157,29 @@ inline void product_block(const Product& p, int64_t from, int64_t to, int64_t fi
         std::memset(sums, 0, static_cast<size_t>(some * W_TILE) * sizeof(float));
         for (int64_t g = 0; g < groups; g += span) {
             const int64_t stop = std::min(g + span, groups);
-            for (int k = 0; k < W_TILE; k++) {
+            const float* w = expanded;
+            int64_t apart = SPAN;
+            if (std::is_same<F, F32>::value && n == W_TILE && m.cols % GROUP == 0) {  // floats lie there as they are
+                w = reinterpret_cast<const float*>(m.data + r * bytes) + g * GROUP;
+                apart = m.cols;
+            } else for (int k = 0; k < W_TILE; k++) {
                 const uint8_t* row = m.data + (r + std::min(k, n - 1)) * bytes;
                 for (int64_t i = g; i < stop; i++) {
-                    Vec w[PARTS];
-                    expand_padded<F>(row, i, m.cols, w);
-                    for (int j = 0; j < PARTS; j++) store(expanded + k * SPAN + (i - g) * GROUP + j * LANES, w[j]);
+                    Vec part[PARTS];
+                    expand_padded<F>(row, i, m.cols, part);
+                    for (int j = 0; j < PARTS; j++) store(expanded + k * SPAN + (i - g) * GROUP + j * LANES, part[j]);
                 }
             }
             for (int64_t t = 0; t < tiles; t++) {  // of as equal sizes as can be
                 const int64_t c = some * t / tiles, next = some * (t + 1) / tiles;
-                spans_of(next - c, expanded, p.x + (first + c) * p.padded + g * GROUP, p.padded, stop - g, sums + c * W_TILE);
+                spans_of(next - c, w, apart, p.x + (first + c) * p.padded + g * GROUP, p.padded, stop - g, sums + c * W_TILE);
             }
+        }
+        if (n == W_TILE) {
+            const __m128 bias = m.bias ? _mm_loadu_ps(m.bias + r) : _mm_setzero_ps();
+            for (int64_t c = 0; c < some; c++)
+                _mm_storeu_ps(p.y + (first + c) * p.stride + r, _mm_add_ps(_mm_load_ps(sums + c * W_TILE), bias));
+            continue;
         }
         for (int64_t c = 0; c < some; c++)
             for (int k = 0; k < n; k++)
