@@ -3,7 +3,7 @@
 python -m benchmarks.batch [ROW …] [--rounds 5] [--tokens 32] [--quick]
 
 A row is a file and how many rows of text: q8_0 beside CTranslate2 in 8 bits and llama.cpp's parallel decoding, f32
-beside transformers.
+beside transformers. ``int8`` is that of q8_0 with our products of whole numbers, which is what the other two use.
 """
 
 from __future__ import annotations
@@ -13,15 +13,20 @@ from benchmarks.contest import Contestant, in_turns, keep, llama, options, ours,
 from benchmarks.decode import PROMPT, rates
 from benchmarks.files import file
 
-ROWS = ("q8_0-8", "q8_0-32", "f32-8", "f32-32", "q4_1-8", "q4_1-32")
+ROWS = ("q8_0-8", "q8_0-32", "int8-8", "int8-32", "f32-8", "f32-32", "q4_1-8", "q4_1-32")
+
+
+def stored(kind: str) -> str:
+    """The file of a row."""
+    return "q8_0" if kind == "int8" else kind
 
 
 def others(kind: str, rows: int) -> list[Contestant]:
     """Who is measured beside ours."""
-    found = [llama(file(kind), rows=rows, room=512)]
+    found = [llama(file(stored(kind)), rows=rows, room=512)]
     if kind == "f32":
         found.append(Contestant("transformers", "hf", {"path": str(file("hf"))}, peers()))
-    if kind == "q8_0":
+    if stored(kind) == "q8_0":
         path = str(file("ct2-int8"))
         found.append(Contestant("CTranslate2 int8", "ct2", {"path": path, "type": "int8"}, peers()))
     return found
@@ -30,8 +35,8 @@ def others(kind: str, rows: int) -> list[Contestant]:
 def measure(row: str, rounds: int, n: int, quick: bool) -> None:
     """Compare, measure, print, keep."""
     kind, _, count = row.partition("-")
-    path, rows = file(kind), int(count)
-    contestants = [ours(path), *others(kind, rows)]
+    path, rows = file(stored(kind)), int(count)
+    contestants = [ours(path, **({"quantize": kind} if kind == "int8" else {})), *others(kind, rows)]
     print(f"\nbatch {row}: {path.name}, {rows} rows of {len(PROMPT)} tokens in, {n} out")
     start(contestants)
     agree = agreement(contestants, reference(path))

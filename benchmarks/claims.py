@@ -62,6 +62,8 @@ CLAIMS = (
     Claim("prefill 512, int8 mode", "prefill-int8", "CTranslate2 int8", 1.0),
     Claim("batch of 8, decode, Q8_0", "batch-q8_0-8", "CTranslate2 int8", 1.0),
     Claim("batch of 32, decode, Q8_0", "batch-q8_0-32", "CTranslate2 int8", 1.0),
+    Claim("batch of 8, decode, int8 mode", "batch-int8-8", "CTranslate2 int8", 1.0),
+    Claim("batch of 32, decode, int8 mode", "batch-int8-32", "CTranslate2 int8", 1.0),
     Claim("batch of 8, decode, fp32", "batch-f32-8", "transformers", 3.0),
     Claim("batch of 32, decode, fp32", "batch-f32-32", "transformers", 2.0),
     Claim("batch of 8, decode, Q8_0", "batch-q8_0-8", "llama.cpp", 1.0),
