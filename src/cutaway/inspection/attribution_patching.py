@@ -141,8 +141,8 @@ def attribution_patching(
         slopes = derived(second.sum(), [after[name] for name in wanted])
     estimates, words = {}, {}
     for name, slope in zip(wanted, slopes, strict=True):
-        gone = (before[name].double() - after[name].detach().double()) * slope.double()
-        gone = torch.where(before[name] == after[name], 0.0, gone)[0]  # of two −inf scores, nothing
+        here, there = before[name].cpu().double(), after[name].detach().cpu().double()
+        gone = torch.where(here == there, 0.0, (here - there) * slope.cpu().double())[0]  # of two −inf scores, nothing
         kept = [i for i, word in enumerate(axes[name][1:]) if word not in SUMMED]
         rest = [i for i in range(gone.dim()) if i not in kept]
         estimates[name] = (gone.sum(rest) if rest else gone).float().cpu()

@@ -223,7 +223,7 @@ def _of_branch(name: str, branch: Branch, seen: _Seen, g: Tensor, held: list[str
     for part, value in parts.items():
         yield Share(part, kind, layer, value)
     if bias is not None:
-        yield Share(f"{name}.bias", "bias", layer, float(bias.double().cpu() @ g))
+        yield Share(f"{name}.bias", "bias", layer, float(bias.cpu().double() @ g))
     if shift is not None:
         yield Share(f"{name}.out_norm.bias", "bias", layer, shift)
 
@@ -237,7 +237,7 @@ def _by_source(name: str, body: Attention, seen: _Seen, reads: Tensor) -> Tensor
     if body.spec.relative is not None and body.near_values is not None:
         keys = torch.arange(weights.shape[1])[None]
         near = near_rows(body.spec.relative, torch.tensor([[seen.position]]), keys)[0, 0, 0]
-        read = read + reads @ body.near_values.double().cpu()[near].t()
+        read = read + reads @ body.near_values.cpu().double()[near].t()
     return weights * read
 
 
@@ -261,14 +261,14 @@ def _embedding(model: Transformer, route: Route) -> Embedding:
 
 def _dense(weight: Tensor) -> Tensor:
     """The numbers that a weight stands for, wherever and however it is stored."""
-    return weight.double().cpu()
+    return weight.cpu().double()
 
 
 def _direction(of: Tensor | None, width: int) -> Tensor:
     assert of is not None
     if of.shape != (width,) or not of.is_floating_point():
         raise RequestError("no direction in the stream", field="of", expected=f"floats [{width}]", got=list(of.shape))
-    return of.detach().double().cpu()
+    return of.detach().cpu().double()
 
 
 def _capped(model: Transformer, target: Target, x: Tensor) -> float | None:

@@ -98,19 +98,19 @@ def integrated_gradients(
     start = probe.baseline(baseline)
     way = {name: vectors - start[name] for name, vectors in probe.vectors.items()}
     points, shares = np.polynomial.legendre.leggauss(steps)
-    total = {name: torch.zeros_like(each, dtype=torch.float64) for name, each in way.items()}
+    total = {name: torch.zeros(each.shape, dtype=torch.float64) for name, each in way.items()}
     for i in range(0, steps, batch):
         some = torch.from_numpy((points[i : i + batch] + 1) / 2)
         weights = torch.from_numpy(shares[i : i + batch] / 2)
         along = {name: start[name] + some.to(each)[:, None, None] * each for name, each in way.items()}
         _, slopes = probe.gradient(along)
         for name, slope in slopes.items():
-            total[name] += (slope.double() * weights.to(slope.device)[:, None, None]).sum(0, keepdim=True)
+            total[name] += (slope.cpu().double() * weights[:, None, None]).sum(0, keepdim=True)
         if progress is not None:
             progress(min(i + batch, steps), steps)
     with torch.no_grad():
         found, least = float(probe(probe.vectors)), float(probe(start))
-    channels = {name: (each * way[name].double())[0].float() for name, each in total.items()}
+    channels = {name: (each * way[name].cpu().double())[0].float() for name, each in total.items()}
     values = {name: each.double().sum(-1).float() for name, each in channels.items()}
     gap = sum(float(each.double().sum()) for each in values.values()) - (found - least)
     notes = (

@@ -34,8 +34,8 @@ def through(norm: nn.Module, x: Tensor, g: Tensor) -> tuple[Tensor, float | None
     spec = norm.spec
     centred = x - x.mean() if spec.kind == "layer" else x
     scale = torch.rsqrt(centred.square().mean() + spec.eps)
-    inner = (norm.weight.double() + spec.offset) * g * scale
-    shift = None if norm.bias is None else float(norm.bias.double() @ g)
+    inner = (norm.weight.cpu().double() + spec.offset) * g * scale
+    shift = None if norm.bias is None else float(norm.bias.cpu().double() @ g)
     return (inner - inner.mean() if spec.kind == "layer" else inner), shift
 
 
