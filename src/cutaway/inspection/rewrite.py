@@ -127,7 +127,7 @@ def _made(spec: ModelSpec, weights: Mapping[str, Tensor], like: Transformer) -> 
     with torch.device("meta"):
         model = Transformer(spec)
     model.load_state_dict(dict(weights), assign=True)
-    learns = {name: parameter.requires_grad for name, parameter in like.named_parameters()}
+    learns = {name: p.requires_grad for name, p in like.named_parameters() if not isinstance(p, Stored)}
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not isinstance(parameter, Stored) and learns.get(name, True))
     model.train(like.training)

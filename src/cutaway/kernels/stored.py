@@ -182,7 +182,7 @@ def _again(raw: Tensor, format: int, cols: int, parameter: bool) -> Stored:
 def _linear(x: Tensor, weight: Stored, bias: Tensor | None) -> Tensor:
     if not _plain(x) or (torch.is_grad_enabled() and any(t.requires_grad for t in (x, bias) if t is not None)):
         y: Tensor = _Product.apply(x, weight)  # type: ignore[no-untyped-call]
-        return y if bias is None else y + bias.to(y)
+        return y if bias is None else y + bias
     y = weight.native.product(x, weight.matrix)
     return y if bias is None else y + bias
 
@@ -191,9 +191,12 @@ class _Product(torch.autograd.Function):
     """A product with the numbers, made anew for the way back: a graph over many layers holds none of them."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Stored) -> Tensor:
-        ctx.weight = weight
+    def forward(x: Tensor, weight: Stored) -> Tensor:
         return F.linear(x, weight.dense().to(x))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.weight = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None]:
