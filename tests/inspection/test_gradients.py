@@ -298,6 +298,9 @@ def test_more_steps_leave_less_over() -> None:
     gaps = [abs(float(integrated_gradients(model, IDS, 5, baseline=4, steps=n).gap or 0)) for n in (2, 20, 200)]
     assert gaps[0] > 10 * gaps[1] > 0
     assert gaps[2] <= 1e-3
+    rough, smooth = (integrated_gradients(model, IDS, 5, baseline=4, steps=n).notes for n in (2, 200))
+    assert "left over is large" in rough[0]
+    assert not any("left over is large" in note for note in smooth)
 
 
 def test_a_vector_as_baseline() -> None:

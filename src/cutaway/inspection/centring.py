@@ -43,8 +43,7 @@ def centre_writes(model: Transformer) -> Rewritten:
         draft.untie()
     for name in ("tokens", "positions", "types"):
         for at in ("embed", "source_embed"):
-            if draft.has(f"{at}.{name}"):
-                _centre(draft, f"{at}.{name}", -1)
+            _centre_rows(draft, f"{at}.{name}", -1)
     for name, stack in spec.stacks.items():
         _centre_stack(draft, name, stack)
     return draft.finish("writes to the stream centred", "logits")
@@ -77,10 +76,17 @@ def _check_reader(name: str, norm: NormSpec | None) -> None:
         raise RequestError(what, field=name, expected="LayerNorm", got="RMSNorm")
 
 
-def _centre(draft: Draft, name: str, axis: int) -> None:
+def _centre_rows(draft: Draft, name: str, axis: int) -> None:
+    """Each row by itself: an embedding's, or an expert's matrix."""
     if draft.has(name):
-        value = draft.get(name)
-        draft.set(name, value - value.mean(axis, keepdim=True))
+        draft.change(name, lambda rows: rows - rows.mean(axis, keepdim=True))
+
+
+def _centre_columns(draft: Draft, name: str) -> None:
+    """What a matrix makes of any vector; a bias as a whole."""
+    if draft.has(name):
+        mean = draft.numbers(name).cpu().mean(0, dtype=torch.float64)
+        draft.change(name, lambda rows: rows - mean)
 
 
 def _centre_stack(draft: Draft, name: str, stack: StackSpec) -> None:
@@ -89,10 +95,10 @@ def _centre_stack(draft: Draft, name: str, stack: StackSpec) -> None:
             at = f"{name}.layers.{i}.branches.{branch.name}.body"
             match branch.body:
                 case AttentionSpec():
-                    _centre(draft, f"{at}.out.weight", 0)
-                    _centre(draft, f"{at}.out.bias", 0)
+                    _centre_columns(draft, f"{at}.out.weight")
+                    _centre_columns(draft, f"{at}.out.bias")
                 case MlpSpec():
-                    _centre(draft, f"{at}.down.weight", 0)
-                    _centre(draft, f"{at}.down.bias", 0)
+                    _centre_columns(draft, f"{at}.down.weight")
+                    _centre_columns(draft, f"{at}.down.bias")
                 case MoeSpec():
-                    _centre(draft, f"{at}.down", 1)
+                    _centre_rows(draft, f"{at}.down", 1)

@@ -171,13 +171,13 @@ def _in_head(draft: Draft) -> Iterator[_Fold]:
 
 
 def _fold(draft: Draft, fold: _Fold) -> None:
-    w = draft.get(f"{fold.name}.weight") + fold.norm.offset
+    w = draft.numbers(f"{fold.name}.weight").cpu().double() + fold.norm.offset
     for reader in fold.readers:
-        matrix = draft.get(reader.weight)  # [..., d_model], experts too
         if fold.norm.bias and reader.bias is not None:
-            shift = matrix @ draft.get(f"{fold.name}.bias")
-            draft.set(reader.bias, draft.get(reader.bias) + shift if draft.has(reader.bias) else shift)
-        draft.set(reader.weight, matrix * w)
+            shift = draft.product(reader.weight, draft.numbers(f"{fold.name}.bias").cpu().double())
+            before = draft.numbers(reader.bias).cpu().double() if draft.has(reader.bias) else 0.0
+            draft.set(reader.bias, before + shift)
+        draft.change(reader.weight, lambda rows: rows * w)  # [..., d_model], experts too
     draft.set(f"{fold.name}.weight", torch.full_like(w, 1.0 - fold.norm.offset))
 
 
@@ -226,8 +226,7 @@ def _all_biased(draft: Draft, names: list[str]) -> bool:
         return False
     for name in names:
         if not draft.has(f"{name}.bias"):
-            weight = draft.get(f"{name}.weight")
-            draft.set(f"{name}.bias", weight.new_zeros(weight.shape[0]))
+            draft.set(f"{name}.bias", torch.zeros(len(draft.numbers(f"{name}.weight"))))
     return True
 
 

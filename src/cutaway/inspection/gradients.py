@@ -20,6 +20,7 @@ from cutaway.spec import MoeSpec
 Progress: TypeAlias = Callable[[int, int], None]
 """Told (done, in all)."""
 
+TRUSTED = 0.1  # of the difference to the baseline: with more left over than that, values are not to be relied on
 LOCAL = "A slope says what an answer would do for the smallest change, and not for one that a reader would notice."
 
 
@@ -85,6 +86,7 @@ def integrated_gradients(
     Args:
         model, ids, of, position, source, types, pieces, source_pieces: as for :func:`saliency`.
         baseline: zeros, a token in every place (such as padding), or a vector. Of an encoder–decoder, of both texts.
+            A norm makes long vectors of the shortest ones: near zeros, an answer may turn within the first step.
         steps: places along the way, by Gauss–Legendre.
         batch: how many of them are run at once.
         progress: told (steps done, steps).
@@ -113,14 +115,16 @@ def integrated_gradients(
     channels = {name: (each * way[name].cpu().double())[0].float() for name, each in total.items()}
     values = {name: each.double().sum(-1).float() for name, each in channels.items()}
     gap = sum(float(each.double().sum()) for each in values.values()) - (found - least)
-    notes = (
+    notes = [
         f"The values add up to the answer ({found:.4g}) less that at the baseline ({least:.4g}), but for {gap:.2g}: "
         f"{steps} steps. More steps make that smaller"
         + (", but not what is lost where a router changes its mind on the way." if _routed(model) else "."),
         "Another baseline gives other values: none of them is the model's own.",
-    )
+    ]
+    if abs(gap) > TRUSTED * abs(found - least):
+        notes.insert(0, "What is left over is large: on the way the answer turns too often for so few steps.")
     names = (pieces, source_pieces)
-    return result(probe, "integrated gradients", found, values, channels, names, least, gap, notes)
+    return result(probe, "integrated gradients", found, values, channels, names, least, gap, tuple(notes))
 
 
 def result(

@@ -7,7 +7,7 @@ different.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -67,9 +67,12 @@ class Rewritten:
         return Figure(self.what, [Rows("weights", ["name", "shape", "what became of it"], rows)], notes)
 
 
+PIECE = 1 << 22  # numbers of a matrix that are in double precision at a time
+
+
 @final
 class Draft:
-    """Weights of a model to come, in double precision where they were changed.
+    """Weights of a model to come. What is computed is computed in double precision and rounded once.
 
     Args:
         model: whose weights they are at first. It is only read.
@@ -82,23 +85,40 @@ class Draft:
         self.kept: dict[str, str] = {}
         self._own = dict(model.named_parameters())
 
-    def get(self, name: str) -> Tensor:
-        """The numbers, as they are now."""
-        return self.changed[name] if name in self.changed else self._own[name].detach().cpu().double()
-
-    def set(self, name: str, value: Tensor) -> None:
-        """Other numbers; under a new name, a new weight."""
-        self.changed[name] = value
-
     def has(self, name: str) -> bool:
         """Whether there is such a weight."""
         return name in self.changed or name in self._own
+
+    def numbers(self, name: str) -> Tensor:
+        """What a weight stands for, as it is now."""
+        found = self.changed[name] if name in self.changed else self._own[name].detach()
+        return found.dense() if isinstance(found, Stored) else found
+
+    def set(self, name: str, value: Tensor) -> None:
+        """Other numbers; under a new name, a new weight."""
+        old = self._own.get(name)
+        self.changed[name] = value.to(device=self.model.device, dtype=self.model.dtype if old is None else old.dtype)
+
+    def change(self, name: str, function: Callable[[Tensor], Tensor]) -> None:
+        """Other numbers, made of some rows of the old ones at a time. float64 [rows, …] → the same"""
+        value = self.numbers(name)
+        out = torch.empty_like(value)
+        step = max(1, PIECE * len(value) // value.numel())
+        for i in range(0, len(value), step):
+            out[i : i + step] = function(value[i : i + step].cpu().double()).to(out)
+        self.changed[name] = out
+
+    def product(self, name: str, vector: Tensor) -> Tensor:
+        """A matrix times a vector. float64 [rows]"""
+        value = self.numbers(name)
+        step = max(1, PIECE * len(value) // value.numel())
+        return torch.cat([rows.cpu().double() @ vector for rows in value.split(step)])
 
     def untie(self) -> None:
         """A matrix of its own for a head that shares the embedding's, and a spec that says so."""
         head = self.spec.lm
         if head.tied:
-            self.set("head.weight", self.get("embed.tokens").clone())
+            self.changed["head.weight"] = _copied(self._own["embed.tokens"])
             self.spec = replace(self.spec, head=replace(head, tied=False))
 
     def finish(self, what: str, neutral: str) -> Rewritten:
@@ -106,13 +126,7 @@ class Draft:
         shapes = parameter_shapes(self.spec)
         weights: dict[str, Tensor] = {}
         for name in shapes:
-            old = self._own.get(name)
-            if name not in self.changed:
-                assert old is not None
-                weights[name] = copy.deepcopy(old.detach()) if isinstance(old, Stored) else old.detach().clone()
-            else:
-                kind = self.model.dtype if old is None else old.dtype
-                weights[name] = self.changed[name].to(device=self.model.device, dtype=kind)
+            weights[name] = self.changed[name] if name in self.changed else _copied(self._own[name])
         return Rewritten(
             model=_made(self.spec, weights, self.model),
             what=what,
@@ -121,6 +135,11 @@ class Draft:
             kept=tuple(self.kept.items()),
             neutral=neutral,
         )
+
+
+def _copied(parameter: Tensor) -> Tensor:
+    value = parameter.detach()
+    return copy.deepcopy(value) if isinstance(value, Stored) else value.clone()
 
 
 def _made(spec: ModelSpec, weights: Mapping[str, Tensor], like: Transformer) -> Transformer:
@@ -156,5 +175,6 @@ def centre_unembedding(model: Transformer) -> Rewritten:
     draft.untie()
     for name in ("head.weight", "head.bias"):
         if draft.has(name):
-            draft.set(name, draft.get(name) - draft.get(name).mean(0))
+            mean = draft.numbers(name).cpu().mean(0, dtype=torch.float64)
+            draft.change(name, lambda rows, mean=mean: rows - mean)  # type: ignore[misc]
     return draft.finish("the unembedding centred", "log-probabilities")
