@@ -80,5 +80,8 @@ def signed(values: Tensor) -> Tensor:
 def pre_cap(model: Transformer, target: Target, y: Tensor) -> float:
     """What the model itself makes of the norm's output, before any cap, in the model's own precision. [d_model]"""
     rows, bias, scale = rows_of_head(model, target)
-    scores = F.linear(y.cpu(), rows, bias) * scale
+    if isinstance(model.head, Head) and model.head.spec.soft_cap is None:
+        scores = model.unembed(y[None, None])[0, 0, list(target.ids)]
+    else:
+        scores = F.linear(y.cpu(), rows, bias) * scale
     return float(signed(scores.double()))
