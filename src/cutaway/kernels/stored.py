@@ -181,9 +181,27 @@ def _again(raw: Tensor, format: int, cols: int, parameter: bool) -> Stored:
 
 def _linear(x: Tensor, weight: Stored, bias: Tensor | None) -> Tensor:
     if not _plain(x) or (torch.is_grad_enabled() and any(t.requires_grad for t in (x, bias) if t is not None)):
-        return F.linear(x, weight.dense().to(x), bias)
+        y: Tensor = _Product.apply(x, weight)  # type: ignore[no-untyped-call]
+        return y if bias is None else y + bias
     y = weight.native.product(x, weight.matrix)
     return y if bias is None else y + bias
+
+
+class _Product(torch.autograd.Function):
+    """A product with the numbers, made anew for the way back: a graph over many layers holds none of them."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Stored) -> Tensor:
+        return F.linear(x, weight.dense().to(x))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.weight = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None]:
+        (grad,) = grads
+        return grad @ ctx.weight.dense().to(grad), None
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -47,7 +47,7 @@ def scores(q: QueryByHead, k: KeyByHead, a: Attending, queries: Tensor, keys: Te
     out = (folded @ k.unsqueeze(2).transpose(-1, -2)).flatten(1, 2)
     if spec.relative is not None and a.near_keys is not None:
         by_distance = q @ a.near_keys.t()
-        out = out + by_distance.gather(-1, _places(spec.relative, queries, keys).expand_as(out))
+        out = out + by_distance.gather(-1, near_rows(spec.relative, queries, keys).expand_as(out))
     out = out * spec.score_scale
     if spec.soft_cap is not None:
         out = torch.tanh(out / spec.soft_cap) * spec.soft_cap
@@ -62,13 +62,13 @@ def weighted(weights: Scores, v: KeyByHead, a: Attending, queries: Tensor, keys:
     group = spec.n_heads // spec.n_kv_heads
     out = (weights.unflatten(1, (spec.n_kv_heads, group)) @ v.unsqueeze(2)).flatten(1, 2)
     if spec.relative is not None and a.near_values is not None:
-        places = _places(spec.relative, queries, keys).expand_as(weights)
+        places = near_rows(spec.relative, queries, keys).expand_as(weights)
         by_distance = weights.new_zeros(*weights.shape[:-1], a.near_values.shape[0]).scatter_add(-1, places, weights)
         out = out + by_distance @ a.near_values
     return out
 
 
-def _places(spec: ShawRelative, queries: Tensor, keys: Tensor) -> Tensor:
+def near_rows(spec: ShawRelative, queries: Tensor, keys: Tensor) -> Tensor:
     """Which of Shaw's vectors each pair takes. [batch, 1, query, key]"""
     distance = keys[:, None, None, :] - queries[:, None, :, None]
     return distance.clamp(-spec.max_distance, spec.max_distance) + spec.max_distance
