@@ -104,38 +104,39 @@ class FusedStack:
     def __reduce__(self) -> tuple[Any, ...]:
         return FusedStack, (self._stack, self.native)
 
-    def __call__(self, x: Tensor, cache: Cache, inputs: Inputs) -> Tensor:
-        """As the blocks one after the other, and the norm. [batch, query, d_model] → the same"""
-        first = inputs(0)
+    def __call__(self, x: Tensor, cache: Cache, inputs: Inputs, layers: range, finish: bool) -> Tensor:
+        """As some blocks one after the other, and perhaps the norm. [batch, query, d_model] → the same"""
+        first = inputs(layers.start)
         plain = torch.is_grad_enabled() or first.how not in ("fused", "steady") or x.dtype is not torch.float32
         known, blocks = self.known, [*self._stack.layers]
         if plain or first.view.plan.query_segments is not None or not x.numel() or self._stack.training:
-            for i, block in enumerate(blocks):
-                x = block(x, inputs(i))
-            return self._finish(x)
+            for i in layers:
+                x = blocks[i](x, inputs(i))
+            return self._finish(x) if finish else x
         tokens, width = Tokens(first.view.plan.queries), x.shape[-1]
-        if isinstance(cache, StoredCache) and (kept := self.kept_for(cache, width)) is not None:
+        whole = finish and len(layers) == len(blocks)
+        if whole and isinstance(cache, StoredCache) and (kept := self.kept_for(cache, width)) is not None:
             return self._again(x, inputs, tokens, kept)
-        ready = [laid if laid is not None and laid.ready(width) else None for laid in known]
-        norm = laid_out_norm(self._stack.norm, width)
-        memory = cache.memory() if isinstance(cache, StoredCache) and norm is not None else None
-        i, done = 0, False
-        while i < len(blocks):
+        ready = [laid if laid and i in layers and laid.ready(width) else None for i, laid in enumerate(known)]
+        norm = laid_out_norm(self._stack.norm, width) if finish else None
+        memory = cache.memory() if whole and isinstance(cache, StoredCache) and norm is not None else None
+        i, done = layers.start, not finish
+        while i < layers.stop:
             run: list[tuple[LaidOut, LayerInputs]] = []
-            for j, laid in enumerate(ready[i:], i):
+            for j, laid in enumerate(ready[i : layers.stop], i):
                 given = inputs(j)
                 if laid is None or not _is_direct(given.view):
                     break
                 run.append((laid, given))
             after = i + max(len(run), 1)
-            last = norm if after == len(blocks) else None
-            done = last is not None
+            last = norm if after == layers.stop else None
+            done = not finish or last is not None
             if run:
                 x = self._run(x, run, tokens, memory if len(run) == len(blocks) else None, last)
             elif (laid := ready[i]) is not None:
                 x = self._halves(x, laid, inputs(i), tokens, last)
             else:
-                x, done = blocks[i](x, inputs(i)), False
+                x, done = blocks[i](x, inputs(i)), not finish
             i = after
         return x if done else self._finish(x)
 

@@ -78,13 +78,16 @@ def explicit(q: QueryByHead, k: KeyByHead, v: KeyByHead, a: Attending, tap: Tap 
     """
     queries, keys = a.plan.queries, a.plan.keys
     mask = a.plan.piece(0, queries.shape[1])
-    s = scores(q, k, a, queries, keys).masked_fill(~mask, float("-inf"))
+    s = scores(q, k, a, queries, keys).masked_fill_(~mask, float("-inf"))
     if tap is not None:
         s = tap("scores", s)
-    # A pad's row is all −inf: give it finite numbers first, so that neither value nor gradient is NaN.
-    readable = mask.any(-1, keepdim=True)
-    weights = torch.where(readable, s, 0.0).float().softmax(-1)
-    weights = torch.where(readable, weights, 0.0).to(v.dtype)
+    if a.plan.kind is not MaskKind.RULE:
+        weights = s.float().softmax(-1).to(v.dtype)
+    else:
+        # A pad's row is all −inf: give it finite numbers first, so that neither value nor gradient is NaN.
+        readable = mask.any(-1, keepdim=True)
+        weights = torch.where(readable, s, 0.0).float().softmax(-1)
+        weights = torch.where(readable, weights, 0.0).to(v.dtype)
     if tap is not None:
         weights = tap("weights", weights)
     return weighted(F.dropout(weights, a.dropout), v, a, queries, keys)

@@ -13,6 +13,7 @@ from cutaway.modules.part import Named, Part
 from cutaway.modules.tap import Tap
 from cutaway.shapes import Stream
 from cutaway.spec import AttentionSpec, BlockSpec, BranchSpec, MlpSpec, MoeSpec
+from cutaway.spec.names import branch_names
 
 
 class Branch(Part):
@@ -78,6 +79,22 @@ class Block(Part):
                 y = branch.read(start if self.spec.parallel else x, inner)
             x = branch(x, y, inputs, inner)
         return x
+
+    @property
+    def last(self) -> str:
+        """The branch whose stream leaves."""
+        return self.spec.branches[-1].name
+
+    def looked_into(self, tap: Tap) -> bool:
+        """Whether anything is wanted between the stream that enters and the one that leaves."""
+        inner = {branch: tap.at(branch.name) for branch in self.spec.branches}
+        return any(
+            scope.wants(name)
+            for branch, scope in inner.items()
+            if scope is not None
+            for name in branch_names(branch)
+            if (branch.name, name) != (self.last, "resid")
+        )
 
     def read(self, memory: Stream, tap: Tap | None = None) -> tuple[Tensor, Tensor] | None:
         """What the block will ask of an encoder's output; None where it has no cross-attention."""

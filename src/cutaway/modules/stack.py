@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch.nn.functional as F
@@ -20,7 +20,8 @@ from cutaway.shapes import Positions, Stream
 from cutaway.spec import StackSpec
 
 Runner: TypeAlias = Callable[[Stream, LayerInputs, Tap | None], Stream]
-Whole: TypeAlias = Callable[[Stream, Cache, Callable[[int], LayerInputs]], Stream]
+Inputs: TypeAlias = Callable[[int], LayerInputs]
+Whole: TypeAlias = Callable[[Stream, Cache, Inputs, range, bool], Stream]  # some layers, and whether the norm too
 
 
 class Stack(Part):
@@ -42,7 +43,7 @@ class Stack(Part):
         self._rotaries = {layer.attention.rotary for layer in spec.layers if layer.attention.rotary is not None}
         # What is called in place of each layer, if anything is: see models.compiled.
         self.runners: list[Runner] | None = None
-        # What is called in place of all of them, if nobody looks: see models.fused.
+        # What is called in place of those that nobody looks into: see models.fused.
         self.whole: Whole | None = None
 
     def forward(
@@ -53,9 +54,11 @@ class Stack(Part):
         tap: Tap | None = None,
         how: How = "fused",
         lengths: Tensor | None = None,
+        first: int = 0,
     ) -> Stream:
-        """Run a pass that ``cache.begin`` has planned. Taps ``layers.{i}.…`` and ``norm.out``.
+        """Run a pass that ``cache.begin`` has planned, from the ``first`` layer on.
 
+        Taps ``layers.{i}.…`` and ``norm.out``; layers that it does not look into run as if it were not there.
         ``lengths``, of each token's text, is for rotary positions that ask. [batch, query]
         """
         tables = {spec: rotary_table(spec, positions, x.dtype, lengths) for spec in self._rotaries}
@@ -69,16 +72,41 @@ class Stack(Part):
             bias = None if attention.bias is None else biases[attention.bias, attention.n_heads]
             return LayerInputs(cache.layer(index), turn, bias, how, cache.cross(index))
 
-        if self.whole is not None and tap is None and not self.training:
-            return self.whole(x, cache, inputs)
-        runners: Iterable[Runner] = self.layers if self.runners is None else self.runners
-        for index, run in enumerate(runners):
-            x = run(x, inputs(index), None if tap is None else tap.at(f"layers.{index}"))
+        last = len(self.layers)
+        if self.whole is not None and tap is None and first < last and not self.training:
+            return self.whole(x, cache, inputs, range(first, last), True)
+        if tap is not None:
+            x, first = self._watched(x, cache, inputs, first, tap)
+        x = self._unwatched(x, cache, inputs, range(first, last))
         inner = None if tap is None else tap.at("norm")
         x = self.norm(x, inner) if isinstance(self.norm, Norm) else x
         if self.spec.dropout:
             x = F.dropout(x, self.spec.dropout, self.training)
         return x if inner is None else inner("out", x)
+
+    def _watched(self, x: Stream, cache: Cache, inputs: Inputs, first: int, tap: Tap) -> tuple[Stream, int]:
+        """As far as anything is wanted, and the layer to go on from."""
+        for index, block in enumerate(self.layers):
+            if index < first or (inner := tap.at(f"layers.{index}")) is None:
+                continue
+            x = self._unwatched(x, cache, inputs, range(first, index))
+            if not isinstance(block, Block) or block.looked_into(inner):
+                x, first = block(x, inputs(index), inner), index + 1
+                continue
+            x, first = inner("resid_in", x), index
+            if (leaving := inner.at(block.last)) is not None:
+                x, first = self._unwatched(x, cache, inputs, range(index, index + 1)), index + 1
+                x = leaving("resid", x)
+        return x, first
+
+    def _unwatched(self, x: Stream, cache: Cache, inputs: Inputs, layers: range) -> Stream:
+        """Some layers that nobody looks into."""
+        if self.whole is not None and layers and not self.training:
+            return self.whole(x, cache, inputs, layers, False)
+        runners: Sequence[Runner] = [*self.layers] if self.runners is None else self.runners
+        for index in layers:
+            x = runners[index](x, inputs(index), None)
+        return x
 
     def read(self, memory: Stream, tap: Tap | None = None) -> list[tuple[Tensor, Tensor] | None]:
         """Each layer's keys and values of an encoder's output. Taps ``layers.{i}.cross.k`` and ``v``."""

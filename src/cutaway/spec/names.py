@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import TypeAlias
 
 from cutaway.errors import NameNotFound
@@ -52,7 +53,7 @@ def _stack(name: str, stack: StackSpec) -> Axes:
         at = f"{name}.layers.{i}"
         names[f"{at}.resid_in"] = STREAM
         for branch in layer.branches:
-            names.update({f"{at}.{branch.name}.{inner}": axes for inner, axes in _branch(branch).items()})
+            names.update({f"{at}.{branch.name}.{inner}": axes for inner, axes in branch_names(branch).items()})
     if stack.norm is not None:
         names[f"{name}.norm.norm_scale"] = SPREAD
     return {**names, f"{name}.norm.out": STREAM}
@@ -76,7 +77,9 @@ def _head(spec: ModelSpec) -> Axes:
             return {}
 
 
-def _branch(branch: BranchSpec) -> dict[str, tuple[str, ...]]:
+@cache
+def branch_names(branch: BranchSpec) -> Mapping[str, tuple[str, ...]]:
+    """The same of one branch, by its inner names."""
     names: dict[str, tuple[str, ...]] = {}
     if branch.pre_norm is not None:
         names["norm_scale"] = SPREAD
