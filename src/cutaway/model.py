@@ -22,6 +22,7 @@ from cutaway.generation.score import Score, score
 from cutaway.generation.streamed import Stream, check_one
 from cutaway.generation.voice import Message, Prompt, Voice, as_asked
 from cutaway.inspection import Edit, Trace, trace
+from cutaway.inspection.running import watched
 from cutaway.models import Transformer
 from cutaway.spec import GenerationSettings, ModelSpec
 from cutaway.spec.sentence import SentenceSettings
@@ -325,26 +326,52 @@ class Model:
         edits: Mapping[str, Edit] | None = None,
         max_tokens: int = 0,
         target: Ids | None = None,
+        start: tuple[str, Tensor] | None = None,
+        stop: bool = False,
+        grad: bool = False,
+        **options: Any,
     ) -> Trace:
-        """Run a prompt and keep the quantities that ``names`` match, through every cached step.
+        """Run a prompt, or several, and keep the quantities that ``names`` match, through every cached step.
+
+        Where texts differ in length, a row's own tokens come first and then NaN: ``trace.row(i)`` is one without.
 
         Args:
-            prompt: as for :meth:`generate`; several texts must be of equal length.
+            prompt: as for :meth:`generate`.
             names: names or patterns (``decoder.layers.*.attn.weights``); ``cutaway show --taps`` lists them.
-            edits: name or pattern → function of the tensor; later tokens see what it gives back. A function is
-                called in every pass: for the prompt, then for one token after another.
-            max_tokens: tokens to go on with, as :meth:`generate` does at temperature 0 without beams.
+            edits: name or pattern → function of the tensor, called in every pass: for the prompt, then for one token
+                after another; or one of ``cutaway.inspection.edits``, which know heads, positions and neurons, such
+                as ``zero(heads=3)``. Later tokens see what it gives back.
+            max_tokens: tokens to go on with, as :meth:`generate` does at temperature 0 without beams. A row that ends
+                before is not read further.
             target: of an encoder–decoder, ids that the decoder reads for each prompt, its start token included; by
                 default that token alone.
+            start: the name of a layer's ``resid_in``, and the stream to begin there with: nothing before is run.
+            stop: end after the last of ``names``: nothing after it is run.
+            grad: keep the graph, for gradients of what is kept.
+            **options: how tokens are chosen and what form they have, as for :meth:`generate`.
 
         Raises:
             NameNotFound: a pattern matches nothing; the hint has the nearest names.
+            RequestError: something makes no sense, by name; an edit that takes hold of nothing.
         """
-        ids, greedy = self._voice.all_ids(prompt), self._voice.sampling(temperature=0, num_beams=1)
-        if self.spec.source is None:
-            if target is not None:
-                raise RequestError("this model reads one text, not a source and a target", field="target", got=target)
-            return trace(self.transformer, ids, names, edits, max_tokens, sampling=greedy)
-        start = self._voice.start
-        targets = [start()] * len(ids) if target is None else rows_of(target, "target", self.spec.vocab_size)
-        return trace(self.transformer, targets, names, edits, max_tokens, sources=ids, sampling=greedy)
+        ids, sampling = self._voice.all_ids(prompt), watched(self._voice, options)
+        rows, sources = ids, None
+        if self.spec.source is not None:
+            begin = self._voice.start
+            rows = [begin()] * len(ids) if target is None else rows_of(target, "target", self.spec.vocab_size)
+            sources = ids
+        elif target is not None:
+            raise RequestError("this model reads one text, not a source and a target", field="target", got=target)
+        return trace(
+            self.transformer,
+            rows,
+            names,
+            edits,
+            max_tokens,
+            sources=sources,
+            sampling=sampling,
+            start=start,
+            stop=stop,
+            grad=grad,
+            tokenizer=self.tokenizer,
+        )

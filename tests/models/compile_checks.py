@@ -146,6 +146,9 @@ class Count:
     def __init__(self) -> None:
         self.names: list[str] = []
 
+    def begin(self, positions: Tensor, of_source: bool = False) -> None:
+        pass
+
     def at(self, scope: str) -> Count:
         return self
 

@@ -112,6 +112,9 @@ class Count:
     def __init__(self, at: str = "", names: dict[str, int] | None = None) -> None:
         self._at, self.names = at, {} if names is None else names
 
+    def begin(self, positions: Tensor, of_source: bool = False) -> None:
+        pass
+
     def at(self, scope: str) -> Count:
         return Count(f"{self._at}{scope}.", self.names)
 

@@ -74,6 +74,9 @@ def test_worked_scores() -> None:
     shapes: list[torch.Size] = []
 
     class Tap:
+        def begin(self, positions: torch.Tensor, of_source: bool = False) -> None:
+            pass
+
         def at(self, scope: str) -> Tap:
             return self
 

@@ -114,6 +114,9 @@ def test_worked_scores() -> None:
     seen: dict[str, Tensor] = {}
 
     class Keep:
+        def begin(self, positions: Tensor, of_source: bool = False) -> None:
+            pass
+
         def at(self, scope: str) -> Keep:
             return self
 
@@ -290,6 +293,9 @@ class Watch:
         self.edits = edits or {}
         self.scope = scope
         self.seen = {} if seen is None else seen
+
+    def begin(self, positions: Tensor, of_source: bool = False) -> None:
+        pass
 
     def at(self, scope: str) -> Tap:
         return Watch(self.edits, f"{self.scope}{scope}.", self.seen)

@@ -99,6 +99,9 @@ class SeenWeights:
     def __init__(self) -> None:
         self.weights: list[Tensor] = []
 
+    def begin(self, positions: Tensor, of_source: bool = False) -> None:
+        pass
+
     def at(self, scope: str) -> SeenWeights:
         return self
 

@@ -18,6 +18,9 @@ class Watch:
     def __init__(self) -> None:
         self.seen: dict[str, Tensor] = {}
 
+    def begin(self, positions: Tensor, of_source: bool = False) -> None:
+        pass
+
     def at(self, scope: str) -> Watch:
         return self
 

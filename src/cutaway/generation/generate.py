@@ -28,6 +28,7 @@ from cutaway.generation.stop import StopText
 from cutaway.generation.words import with_words
 from cutaway.kernels import alone
 from cutaway.models import Transformer
+from cutaway.modules.tap import Tap
 from cutaway.tokenizers.stream import DecodeStream
 from cutaway.tokenizers.tokenizer import Tokenizer
 
@@ -50,6 +51,7 @@ class Run:
         each: of each prompt, settings that differ from ``sampling`` in seed and length.
         drafting: who guesses ahead, if anybody does.
         ongoing: what a single prompt's beginning may be in already: see ``generation.ongoing``.
+        tap: reads or edits what is computed; the last token of each answer is then read too. Not with beams or drafts.
 
     Attributes:
         watch: called before each pass, and at the end, with the rows as they are.
@@ -69,8 +71,10 @@ class Run:
         each: Sequence[Sampling] | None = None,
         drafting: Drafting | None = None,
         ongoing: Session | None = None,
+        tap: Tap | None = None,
     ) -> None:
         self._model = model
+        self._tap = tap
         self._ongoing = ongoing
         self._kept = 0  # tokens of the prompt that it had read before
         self._drafting = drafting
@@ -174,7 +178,7 @@ class Run:
             self._prompt_logprobs = PromptLogprobs(self._model, self._prompts, top, steady)
         if self._ongoing is not None:  # of what is to be reported, all is read
             (self._kept,) = session.reuse(self._prompts if top is None else [[0]])
-        logits = session.feed([prompt[self._kept :] for prompt in self._prompts], seen=self._prompt_logprobs)
+        logits = session.feed([p[self._kept :] for p in self._prompts], self._tap, self._prompt_logprobs)
         self._read = perf_counter()
         return session, logits
 
@@ -194,7 +198,12 @@ class Run:
                 session.rewind([len(row.prompt) + len(row.tokens) - 1 for _, row in live])
             going = [place for place, (_, row) in enumerate(live) if row.finish_reason is None]
             if not going:
+                if self._tap is not None:
+                    session.read(self._unread(session), self._tap)
                 return
+            if self._tap is not None:
+                after = session.feed(self._unread(session), self._tap)
+                continue
             if len(going) * 2 <= len(live):  # finished rows stay, idle, until they are the half
                 session.select(going)
                 guesses.select(going)
@@ -203,14 +212,19 @@ class Run:
             news = [[*row.unread, *more] for (_, row), more in zip(live, proposed, strict=True)]
             after, starts = session.feed_each(news), [0, *accumulate(map(len, news))][:-1]
 
+    def _unread(self, session: Session) -> list[list[int]]:
+        """What the session has not read of each row, last tokens too."""
+        return [[*row.prompt, *row.tokens][len(read) :] for row, read in zip(self.rows, session.tokens, strict=True)]
+
     def _session(self) -> Session:
         """A row for each prompt."""
         if self._ongoing is not None:
             return self._ongoing
         capacity = max(len(row.prompt) + min(row.max_tokens, 256) for row in self.rows)
         steady = self._sampling.deterministic
-        source = None if self._sources is None else read_sources(self._model, self._sources, steady=steady)
-        return Session(self._model, len(self._prompts), capacity, source, steady, self._sampling.kv_dtype)
+        source = None if self._sources is None else read_sources(self._model, self._sources, self._tap, steady=steady)
+        kept, whole = self._sampling.kv_dtype, self._tap is not None
+        return Session(self._model, len(self._prompts), capacity, source, steady, kept, sliding=not whole)
 
     def _decoder(self, tokenizer: Tokenizer) -> DecodeStream:
         """An answer goes on from its prompt; to a source it is a text of its own, perhaps in another vocabulary."""

@@ -18,6 +18,7 @@ from cutaway.modules.tap import Tap
 
 # Final states of each row's next tokens, [batch, piece, d_model], and how many of them are real.
 Seen: TypeAlias = Callable[[Tensor, Sequence[int]], None]
+Scored: TypeAlias = Callable[[Tensor], Tensor]  # final states of a pass to logits of all its tokens
 CHUNK = 512  # tokens of a prompt that are run at once: bounds the memory of a long one
 
 
@@ -38,13 +39,22 @@ class Passes:
     paged: bool
     between: Callable[[], None] | None
 
-    def read(self, rows: Sequence[Sequence[int]], tap: Tap | None = None, seen: Seen | None = None) -> Tensor:
-        """The final hidden state of each row's last new token. [batch, d_model]"""
+    def read(
+        self,
+        rows: Sequence[Sequence[int]],
+        tap: Tap | None = None,
+        seen: Seen | None = None,
+        scored: Scored | None = None,
+    ) -> Tensor:
+        """The final hidden state of each row's last new token, or its logits. [batch, d_model] or [batch, vocab]"""
         last = self._nothing(len(rows))
         for hidden, counts in self._passes(rows, tap):
             lengths = counts.tolist()
             if seen is not None:
                 seen(hidden, lengths)
+            if scored is not None:
+                hidden = scored(hidden)
+                last = last if last.shape[1] == hidden.shape[2] else hidden.new_zeros(len(rows), hidden.shape[2])
             if len(set(lengths)) == 1:  # as in every step of a single answer: fewer small operations
                 last = hidden[:, lengths[0] - 1]
                 continue

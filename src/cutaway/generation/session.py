@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -39,6 +40,8 @@ class Session:
         paged: keep them in pages that rows share, for one thread at a time. A row then takes over what another has
             read of the same beginning.
         most_pages: of 16 tokens each, that all rows and their forks may hold; None for no bound.
+        sliding: layers with a window keep no more than that, in a ring. Without one a tap sees keys in the order of
+            the text.
 
     Attributes:
         model, steady, kv_dtype: as given.
@@ -58,6 +61,7 @@ class Session:
         kv_dtype: KvDtype | None = None,
         paged: bool = False,
         most_pages: int | None = None,
+        sliding: bool = True,
     ) -> None:
         self.model = network_of(model)
         self.steady = flag("steady", steady)
@@ -66,8 +70,9 @@ class Session:
         whole("batch", batch, 0)
         whole("capacity", capacity, 0)
         # A ring's slots are out of order, and a sum's order is what steadiness is about.
+        ring = flag("sliding", sliding) and not steady
         self._cache = model.new_cache(
-            batch, capacity, sliding=not steady, source=source, kv_dtype=kv_dtype, paged=paged, most_pages=most_pages
+            batch, capacity, sliding=ring, source=source, kv_dtype=kv_dtype, paged=paged, most_pages=most_pages
         )
         self.tokens: list[list[int]] = [[] for _ in range(batch)]
         self.between: Callable[[], None] | None = None
@@ -87,7 +92,7 @@ class Session:
 
         Args:
             rows: new tokens of each row; a row with none keeps still, and its result means nothing.
-            tap: reads or edits what is computed on the way.
+            tap: reads or edits what is computed on the way; logits of all new tokens where it wants them.
             seen: given the final states of the new tokens, piece by piece.
 
         Returns:
@@ -98,6 +103,10 @@ class Session:
             ResourceError: there are not so many pages; the session is as it was before.
         """
         return self._extend(rows, tap, seen, each=False)
+
+    def read(self, rows: Sequence[Sequence[int]], tap: Tap | None = None) -> None:
+        """As :meth:`feed`, where nobody asks what follows."""
+        self._extend(rows, tap, None, each=False, asked=False)
 
     @torch.no_grad()
     def feed_each(self, rows: Sequence[Sequence[int]]) -> Tensor:
@@ -111,7 +120,10 @@ class Session:
         """
         return self._extend(rows, None, None, each=True)
 
-    def _extend(self, rows: Sequence[Sequence[int]], tap: Tap | None, seen: Seen | None, each: bool) -> Tensor:
+    @torch.no_grad()
+    def _extend(
+        self, rows: Sequence[Sequence[int]], tap: Tap | None, seen: Seen | None, each: bool, asked: bool = True
+    ) -> Tensor:
         """Read, and give logits after each row's last token ([batch, vocab]) or after each new one ([new, vocab])."""
         rows = each_row(rows, len(self.tokens), self.model.spec.vocab_size)
         before = [len(held) for held in self.tokens]
@@ -126,8 +138,11 @@ class Session:
                 passes.read(behind)
             logits = None if tap is not None or seen is not None else self._step(rest)
             if logits is None:
-                found = passes.read_each(rest) if each else passes.read(rest, tap, seen)
-                logits = self._unembed(found, tap)
+                # Steady sums are of so many rows at once; then a tap sees the head's last rows only.
+                whole = tap is not None and not self.steady and (tap.wants("logits") or tap.at("head") is not None)
+                scored = partial(self.model.unembed, tap=tap) if whole else None
+                found = passes.read_each(rest) if each else passes.read(rest, tap, seen, scored)
+                logits = found if whole or not asked else self._unembed(found, tap)
             for held, new in zip(self.tokens, rows, strict=True):
                 held.extend(new)
         except BaseException:

@@ -2,30 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Collection, Mapping, Sequence
+from typing import Self
 
+import torch
 from torch import Tensor
 
 from cutaway.errors import RequestError
+from cutaway.inspection.change import Change, Changed, Edit
+from cutaway.inspection.where import Place
+from cutaway.spec import ModelSpec
+from cutaway.spec.names import match, tap_names
 
-Edit: TypeAlias = Callable[[Tensor], Tensor]
+
+class Enough(Exception):
+    """All that was wanted of a pass has been seen."""
 
 
 class Recorder:
     """Keeps named quantities, pass by pass, and applies edits on the way.
 
+    A training step takes one too: ``model(ids, positions, tap=recorder)`` keeps what is part of the graph, and with
+    ``grads`` each has its ``.grad`` after ``loss.backward()``. Let go of the recorder, or call :meth:`clear`, before
+    the next step.
+
     Args:
         names: full names to keep.
         edits: full name → what the computation goes on with instead, one edit after another. They come before keeping.
+        axes: name → axis words, for edits that are told their place: see :meth:`of`.
+        grads: keep the gradients of what is kept.
+        stop: end each pass, by raising :class:`Enough`, when all that is to be kept was seen.
+
+    Attributes:
+        kept: name → a tensor for each pass.
+        positions: name → where their tokens stand, −1 for a pad. [batch, query] for each pass
     """
 
-    def __init__(self, names: Collection[str], edits: Mapping[str, Sequence[Edit]] | None = None) -> None:
-        self._names = frozenset(names)
+    def __init__(
+        self,
+        names: Collection[str],
+        edits: Mapping[str, Sequence[Edit]] | None = None,
+        axes: Mapping[str, tuple[str, ...]] | None = None,
+        grads: bool = False,
+        stop: bool = False,
+    ) -> None:
+        self._names = dict.fromkeys(names)  # a set that keeps their order
         self._edits = dict(edits or {})
-        every = self._names | set(self._edits)
+        every = {**self._names, **self._edits}
         self._scopes = {name[:i] for name in every for i, letter in enumerate(name) if letter == "."}
-        self.kept: dict[str, list[Tensor]] = {name: [] for name in names}
+        self._axes = axes or {}
+        self._grads, self._stop = grads, stop
+        self._at = {False: torch.empty(0, 0), True: torch.empty(0, 0)}  # of the text's tokens, and of the source's
+        self._left = set(self._names)  # to be seen before a pass may end
+        self._reached: set[str] = set()  # names whose edits were called
+        self._met: dict[tuple[str, int], set[tuple[str, int, int]]] = {}
+        self.kept: dict[str, list[Tensor]] = {}
+        self.positions: dict[str, list[Tensor]] = {}
+        self.clear()
+
+    @classmethod
+    def of(
+        cls,
+        spec: ModelSpec,
+        *names: str,
+        edits: Mapping[str, Edit] | None = None,
+        grads: bool = False,
+        stop: bool = False,
+    ) -> Self:
+        """Of a model's quantities that names or patterns match.
+
+        Raises:
+            NameNotFound: a pattern matches nothing.
+        """
+        axes = tap_names(spec)
+        by_name: dict[str, list[Edit]] = {}
+        for pattern, edit in (edits or {}).items():
+            for name in match([pattern], axes):
+                by_name.setdefault(name, []).append(edit)
+        return cls(match(names, axes), by_name, axes, grads, stop)
+
+    def clear(self) -> None:
+        """Let go of what was kept."""
+        self.kept = {name: [] for name in self._names}
+        self.positions = {name: [] for name in self._names}
+
+    def begin(self, positions: Tensor, of_source: bool = False) -> None:
+        """A pass begins."""
+        self._at[of_source] = positions
+        if not of_source:
+            self._left = {name for name in self._names if not (self._of_source(name) and self.kept[name])}
 
     def at(self, scope: str) -> _Scope | None:
         """The tap of an inner scope, or None where nothing in it is wanted."""
@@ -39,18 +104,72 @@ class Recorder:
         """Edit, keep, hand on.
 
         Raises:
-            RequestError: an edit gives back something of another shape.
+            RequestError: an edit gives back something of another shape or kind, or takes hold of what is not there.
+            Enough: this was the last that was wanted.
         """
-        for edit in self._edits.get(name, ()):
-            edited = edit(value)
-            if not isinstance(edited, Tensor) or edited.shape != value.shape:
-                got = list(edited.shape) if isinstance(edited, Tensor) else type(edited).__name__
-                wanted = f"a tensor of shape {list(value.shape)}"
-                raise RequestError("an edit gave back something else", field=name, expected=wanted, got=got)
-            value = edited
+        if name in self._edits:
+            value = self._edited(name, value)
         if name in self._names:
-            self.kept[name].append(value)
+            self.kept[name].append(self._whole(value))
+            self.positions[name].append(self._at[self._of_source(name)])
+            self._left.discard(name)
+        if self._stop and not self._left:
+            raise Enough
         return value
+
+    def check(self) -> None:
+        """Refuse edits that took hold of nothing, in all passes so far.
+
+        Raises:
+            RequestError: a position that no text reached, or a quantity that was not computed.
+        """
+        for name, edits in self._edits.items():
+            if name not in self._reached:
+                hint = "It lies before the start or after the stop." if self._stop else None
+                raise RequestError("an edit of what was not computed", field=f"edits/{name}", hint=hint)
+            for i, edit in enumerate(edits):
+                if isinstance(edit, Change) and (lost := edit.where.unmet(self._met.get((name, i), set()))):
+                    what = f"no text reached these {lost[0]}"
+                    raise RequestError(what, field=f"edits/{name}", got=lost[1], hint="The edit changed nothing there.")
+
+    def _of_source(self, name: str) -> bool:
+        """Whether a quantity is computed of a source's tokens, once."""
+        axes = self._axes.get(name, ())
+        return "source" in axes and "query" not in axes
+
+    def _edited(self, name: str, value: Tensor) -> Tensor:
+        self._reached.add(name)
+        place = Place(name, self._axes.get(name, ()), self._at[self._of_source(name)])
+        for i, edit in enumerate(self._edits[name]):
+            if isinstance(edit, Changed):
+                edited = edit.change(value, place)
+                if isinstance(edit, Change):
+                    self._met.setdefault((name, i), set()).update(edit.where.met(value, place))
+            else:
+                edited = edit(value)
+            _check_kind(name, value, edited)
+            value = edited
+        return value
+
+    def _whole(self, value: Tensor) -> Tensor:
+        if value.requires_grad:
+            if self._grads:
+                value.retain_grad()
+            return value
+        # Part of something larger would keep all of that.
+        return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
+
+
+def _check_kind(name: str, value: Tensor, edited: object) -> None:
+    """What comes after computes with the numbers as they are."""
+    if not isinstance(edited, Tensor) or edited.shape != value.shape:
+        got = list(edited.shape) if isinstance(edited, Tensor) else type(edited).__name__
+        wanted = f"a tensor of shape {list(value.shape)}"
+        raise RequestError("an edit gave back something else", field=name, expected=wanted, got=got)
+    kinds = [f"{t.dtype} on {t.device}" for t in (value, edited)]
+    if kinds[0] != kinds[1]:
+        hint = "End it with .to(value)."
+        raise RequestError("an edit gave back other numbers", field=name, expected=kinds[0], got=kinds[1], hint=hint)
 
 
 class _Scope:
@@ -59,6 +178,9 @@ class _Scope:
     def __init__(self, root: Recorder, prefix: str) -> None:
         self._root = root
         self._prefix = prefix
+
+    def begin(self, positions: Tensor, of_source: bool = False) -> None:
+        self._root.begin(positions, of_source)
 
     def at(self, scope: str) -> _Scope | None:
         return self._root.at(f"{self._prefix}.{scope}")

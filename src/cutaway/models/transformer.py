@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ from cutaway.modules.stack import Stack
 from cutaway.modules.tap import Tap
 from cutaway.shapes import Ids, Logits, Stream
 from cutaway.spec import ClassifierSpec, HeadSpec, ModelSpec, PoolerSpec
+
+Start: TypeAlias = tuple[int, Stream]  # a layer, and the stream that enters it
 
 
 class Transformer(nn.Module):
@@ -103,6 +105,7 @@ class Transformer(nn.Module):
         source: Source | None = None,
         types: Ids | None = None,
         how: How | None = None,
+        start: Start | None = None,
     ) -> Stream:
         """The stream that the head reads: after the last norm of the decoder, or of the encoder where that is all.
 
@@ -119,6 +122,7 @@ class Transformer(nn.Module):
             source: what an encoder–decoder's encoder has read, see :meth:`read`; a cache has its own.
             types: each token's type, where the model has types. [batch, query]
             how: which implementation of attention, for this pass; by default the model's ``attention``.
+            start: a layer, and the stream to begin there with: neither embedding nor earlier layers are run.
 
         Raises:
             ContextExceeded: a position past the end of a learned table; the cache stays as it was.
@@ -136,9 +140,13 @@ class Transformer(nn.Module):
             what = "a cache has its own source"
             raise RequestError(what, field="source", hint="Give it to new_cache, or give no cache.")
         cache.begin(positions.cpu(), None if segments is None else segments.cpu())
-        at = None if tap is None else tap.at("embed")
-        x = self.embed(ids.to(self.device), positions.to(self.device), at, _moved(types, self.device))
-        return self._run(stack, scope, x, positions, segments, cache, tap, lengths, how)
+        if tap is not None:
+            tap.begin(positions)
+        if start is None:
+            at = None if tap is None else tap.at("embed")
+            x = self.embed(ids.to(self.device), positions.to(self.device), at, _moved(types, self.device))
+            start = 0, x
+        return self._run(stack, scope, start, positions, segments, cache, tap, lengths, how)
 
     def encode(
         self,
@@ -148,6 +156,7 @@ class Transformer(nn.Module):
         tap: Tap | None = None,
         types: Ids | None = None,
         how: How | None = None,
+        start: Start | None = None,
     ) -> Stream:
         """What the encoder makes of texts. [batch, key] → [batch, key, d_model]
 
@@ -158,17 +167,21 @@ class Transformer(nn.Module):
         if not self.spec.encoder.layers:
             raise RequestError("this model has no encoder", field="source")
         if self.source_embed is None:
-            return self.hidden(ids, positions, segments, tap=tap, types=types, how=how)
+            return self.hidden(ids, positions, segments, tap=tap, types=types, how=how, start=start)
         if positions is None:
             positions = self._positions(ids, None)
         check_positions(ids, positions)
         check_limit(positions, self.spec.source_limit)
         cache = NoCache([layer.attention.mask for layer in self.spec.encoder.layers], self.device)
         cache.begin(positions.cpu(), None if segments is None else segments.cpu())
-        at = None if tap is None else tap.at("source_embed")
-        table = self.embed.table if self.source_embed.tokens is None else None
-        x = self.source_embed(ids.to(self.device), positions.to(self.device), at, _moved(types, self.device), table)
-        return self._run(self.encoder, "encoder", x, positions, segments, cache, tap, None, how)
+        if tap is not None:
+            tap.begin(positions, of_source=True)
+        if start is None:
+            at = None if tap is None else tap.at("source_embed")
+            table = self.embed.table if self.source_embed.tokens is None else None
+            x = self.source_embed(ids.to(self.device), positions.to(self.device), at, _moved(types, self.device), table)
+            start = 0, x
+        return self._run(self.encoder, "encoder", start, positions, segments, cache, tap, None, how)
 
     def read(
         self,
@@ -177,6 +190,7 @@ class Transformer(nn.Module):
         segments: Tensor | None = None,
         tap: Tap | None = None,
         how: How | None = None,
+        start: Start | None = None,
     ) -> Source:
         """Read a source once: the encoder, then every decoder layer's keys and values of what came of it.
 
@@ -184,6 +198,7 @@ class Transformer(nn.Module):
             ids, positions, segments: as for :meth:`hidden`, of the source. [batch, key]
             tap: reads or edits; the keys and values are ``decoder.layers.{i}.cross.k`` and ``v``.
             how: which implementation of attention, for the encoder.
+            start: a layer of the encoder, and the stream to begin there with.
 
         Raises:
             ContextExceeded: a position past the end of a learned table.
@@ -193,7 +208,7 @@ class Transformer(nn.Module):
             raise RequestError("only an encoder–decoder reads a source", field="source")
         if positions is None:
             positions = self._positions(ids, None)
-        memory = self.encode(ids, positions, segments, tap, how=how)
+        memory = self.encode(ids, positions, segments, tap, how=how, start=start)
         entries = self.decoder.read(memory, None if tap is None else tap.at("decoder"))
         return Source(positions.cpu(), entries, None if segments is None else segments.cpu())
 
@@ -272,7 +287,7 @@ class Transformer(nn.Module):
         self,
         stack: Stack,
         scope: str,
-        x: Stream,
+        start: Start,
         positions: Tensor,
         segments: Tensor | None,
         cache: Cache,
@@ -286,7 +301,8 @@ class Transformer(nn.Module):
             known = text_lengths(positions, segments) if lengths is None else lengths
             known = known[:, None].expand_as(positions) if known.dim() == 1 else known
         inner = None if tap is None else tap.at(scope)
-        return stack(x, positions.to(self.device), cache, inner, how or self.attention, known)
+        first, x = start
+        return stack(x, positions.to(self.device), cache, inner, how or self.attention, known, first)
 
     def _head_kind(self) -> str:
         return "no head" if self.head is None else type(self.head).__name__.lower()

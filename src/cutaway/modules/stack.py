@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import TypeAlias
 
 import torch.nn.functional as F
@@ -53,10 +54,12 @@ class Stack(Part):
         tap: Tap | None = None,
         how: How = "fused",
         lengths: Tensor | None = None,
+        first: int = 0,
     ) -> Stream:
-        """Run a pass that ``cache.begin`` has planned. Taps ``layers.{i}.…`` and ``norm.out``.
+        """Run a pass that ``cache.begin`` has planned, from the ``first`` layer on.
 
-        ``lengths``, of each token's text, is for rotary positions that ask. [batch, query]
+        Taps ``layers.{i}.…`` and ``norm.out``. ``lengths``, of each token's text, is for rotary positions that ask.
+        [batch, query]
         """
         tables = {spec: rotary_table(spec, positions, x.dtype, lengths) for spec in self._rotaries}
         biases = {
@@ -69,10 +72,10 @@ class Stack(Part):
             bias = None if attention.bias is None else biases[attention.bias, attention.n_heads]
             return LayerInputs(cache.layer(index), turn, bias, how, cache.cross(index))
 
-        if self.whole is not None and tap is None and not self.training:
+        if self.whole is not None and tap is None and not first and not self.training:
             return self.whole(x, cache, inputs)
         runners: Iterable[Runner] = self.layers if self.runners is None else self.runners
-        for index, run in enumerate(runners):
+        for index, run in islice(enumerate(runners), first, None):
             x = run(x, inputs(index), None if tap is None else tap.at(f"layers.{index}"))
         inner = None if tap is None else tap.at("norm")
         x = self.norm(x, inner) if isinstance(self.norm, Norm) else x

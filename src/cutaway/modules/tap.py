@@ -15,6 +15,15 @@ class Tap(Protocol):
     Names are relative: a block asks for ``"q"``, and only the tap knows which layer's.
     """
 
+    def begin(self, positions: Tensor, of_source: bool = False) -> None:
+        """A pass begins: where its tokens stand, −1 for a pad. [batch, query]
+
+        Args:
+            positions: of the text, or of the source that an encoder–decoder's encoder reads.
+            of_source: which of the two.
+        """
+        ...
+
     def at(self, scope: str) -> Tap | None:
         """The tap for an inner scope, or None where nothing in it is wanted."""
         ...
