@@ -69,7 +69,8 @@ def trace(
         start: the name of a layer's ``resid_in`` and the stream to begin there with, [batch, query, d_model]: what
             comes before is not run.
         stop: end when all that ``names`` match was seen: what comes after is not run.
-        grad: keep the graph, so that gradients go through what is kept; its pads are then what was computed there.
+        grad: keep the graph, for ``torch.autograd.grad`` of one thing that is kept by another. Past the end of a row
+            there is then what was computed there, and no NaN.
         tokenizer: tells a text for each token.
 
     Raises:
@@ -84,9 +85,7 @@ def trace(
     longest = max(map(len, rows))
     check_length(model, longest + whole("max_tokens", max_tokens, 0), "prompt")
     read = None if sources is None else _sources(model, sources, len(rows))
-    asked = Recorder.of(
-        model.spec, *_names(names), edits=_edits(edits), grads=flag("grad", grad), stop=flag("stop", stop)
-    )
+    asked = Recorder.of(model.spec, *_names(names), edits=_edits(edits), stop=flag("stop", stop))
     if stop and not asked.kept:
         raise RequestError("stops after what is wanted, and nothing is", field="names", expected="a name")
     if max_tokens:
@@ -98,7 +97,7 @@ def trace(
         rows = [[*row.prompt, *row.tokens] for row in run.rows]
     else:
         begin = {} if start is None else _start(model, start, rows, read)
-        with torch.set_grad_enabled(grad), suppress(Enough):
+        with torch.set_grad_enabled(flag("grad", grad)), suppress(Enough):
             _pass(model, rows, read, asked, begin)
     asked.check()
     facts = Facts(

@@ -54,6 +54,7 @@ def write(path: StrPath, kept: Mapping[str, Tensor], facts: Facts) -> None:
     path = usable_path(path)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in kept.items()}
     metadata = {"format": FORMAT, "version": VERSION, "spec": json.dumps(spec_to_json(facts.spec), sort_keys=True)}
+    metadata["axes"] = json.dumps({name: facts.axes[name] for name in kept})
     for name in ("tokens", "pieces", "sources", "source_pieces"):
         metadata[name] = json.dumps(getattr(facts, name), ensure_ascii=False)
     sweep(Path(os.path.realpath(path)).parent)  # what a killed writer left
@@ -96,7 +97,7 @@ def read(path: StrPath) -> tuple[dict[str, Tensor], Facts]:
         None if sources is None else _rows(path, "sources", sources, int),
         _pieces(path, "source_pieces", said("source_pieces"), sources),
     )
-    _check(path, tensors, facts)
+    _check(path, tensors, facts, said("axes"))
     return {name: tensors[name] for name in facts.axes if name in tensors}, facts
 
 
@@ -116,20 +117,24 @@ def _pieces(path: str, field: str, value: Any, tokens: Sequence[Sequence[int]] |
     return rows
 
 
-def _check(path: str, tensors: Mapping[str, Tensor], facts: Facts) -> None:
+def _check(path: str, tensors: Mapping[str, Tensor], facts: Facts, axes: Any) -> None:
     """Refuse what is no quantity of this model, or not of these texts."""
+    if axes != {name: [*facts.axes.get(name, ())] for name in tensors}:
+        raise FormatError("not the axes of these quantities", path=path, field="axes")
     longest = max(map(len, facts.tokens))
     sizes = {"batch": len(facts.tokens), "query": longest, "key": longest}
     if facts.sources is not None:
         if len(facts.sources) != len(facts.tokens):
             raise FormatError("not a source for each row", path=path, field="sources")
         sizes |= dict.fromkeys(("source", "source_key"), max(map(len, facts.sources)))
-    for name, tensor in tensors.items():
+    for name in tensors:
         if name not in facts.axes:
             raise FormatError("is no quantity of this model", path=path, field=name)
-        axes = facts.axes[name]
-        wanted = [sizes.get(word, n) for word, n in zip(axes, tensor.shape, strict=False)]
-        if len(axes) != tensor.dim() or [*tensor.shape] != wanted:
+    for name, words in facts.axes.items():
+        if (tensor := tensors.get(name)) is None:
+            continue
+        wanted = [sizes.get(word, n) for word, n in zip(words, tensor.shape, strict=False)]
+        if len(words) != tensor.dim() or [*tensor.shape] != wanted:
             raise FormatError("not of these texts", path=path, field=name, expected=wanted, got=[*tensor.shape])
 
 

@@ -42,7 +42,7 @@ class Moe(Part):
         if tap is not None:
             logits = tap("router_logits", logits)
         shares, chosen = route(logits, self.spec)
-        if tap is not None:
+        if tap is not None and tap.wants("router_weights"):
             weights = torch.zeros_like(logits, dtype=shares.dtype).scatter(-1, chosen, shares)
             weights = tap("router_weights", weights)
             most = max(1, int((weights != 0).sum(-1).max())) if weights.numel() else 1

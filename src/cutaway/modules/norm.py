@@ -28,7 +28,7 @@ class Norm(Part):
     def forward(self, x: Tensor, tap: Tap | None = None) -> Tensor:
         """[..., width] → [..., width]. Taps ``norm_scale``, one over the vector's spread: [..., 1]."""
         spec = self.spec
-        if spec.kind == "layer" and tap is None:
+        if spec.kind == "layer" and (tap is None or not tap.wants("norm_scale")):
             weight = self.weight + spec.offset if spec.offset else self.weight
             return F.layer_norm(x, weight.shape, weight, self.bias, spec.eps)
         full = x.float()
