@@ -129,7 +129,7 @@ def swept(
             for place, site in enumerate(some):
                 by_name.setdefault(site.name, []).append((place, site))
             edits = {
-                name: _put([(n * pairs, site) for n, site in here], axes[name], given[name], pairs)
+                name: put([(n * pairs, site) for n, site in here], axes[name], given[name], pairs)
                 for name, here in by_name.items()
             }
             found.append(asked.answer(edits, len(some)))
@@ -137,7 +137,7 @@ def swept(
     return torch.cat(found)
 
 
-def _put(here: list[tuple[int, Site]], axes: Sequence[str], given: Tensor, pairs: int) -> Edit:
+def put(here: list[tuple[int, Site]], axes: Sequence[str], given: Tensor, pairs: int) -> Edit:
     """An edit that puts each site's part into its rows."""
 
     def edit(value: Tensor) -> Tensor:
