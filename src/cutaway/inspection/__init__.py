@@ -15,6 +15,7 @@ from cutaway.inspection.running import trace
 from cutaway.inspection.trace import Trace, trace
 from cutaway.inspection.tuned_lens import TunedLens
 from cutaway.inspection.tuning import train_lens
+from cutaway.inspection.views import HeadView, copying_scores, head_looks_for, head_writes
 from cutaway.inspection.where import Place, Where, where
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Difference",
     "Edit",
     "Edit",
+    "HeadView",
     "Heads",
     "Lens",
     "Metric",
@@ -43,8 +45,11 @@ __all__ = [
     "add",
     "analogy",
     "compare",
+    "copying_scores",
     "freeze",
+    "head_looks_for",
     "head_scores",
+    "head_writes",
     "lens",
     "log_probability",
     "logit_difference",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cutaway.errors import RequestError
 from cutaway.generation.checks import check_ids, whole
-from cutaway.inspection.figure import Figure, Grid, Part, Rows
+from cutaway.inspection.figure import Figure, Grid, Part, Rows, Scale
 from cutaway.inspection.readout import numbers
 from cutaway.inspection.trace import trace
 from cutaway.models import Transformer
@@ -27,6 +27,7 @@ MEANING = {
     "sink": "weight on the first token",
     "entropy": "of the weights, in nats",
     "distance": "mean distance to what is read, in tokens",
+    "copying": "how far it writes the token that it reads",
 }
 
 Rule: TypeAlias = Callable[[Tensor], Tensor]
@@ -63,12 +64,13 @@ class Heads:
         """A grid for each kind, and the best heads."""
         parts: list[Part] = []
         heads = [str(i) for i in range(next(iter(self.scores.values())).shape[1])]
-        best = [[kind, *one] for kind in ("previous", "duplicate", "induction") for one in self.top(kind, 3)]
+        told = [kind for kind in ("previous", "duplicate", "induction", "copying") if kind in self.scores]
+        best: list[list[str | int | float]] = [[kind, *one] for kind in told for one in self.top(kind, 3)]
         parts.append(Rows("The highest", ["score", "layer", "head", "value"], best))
         for kind, values in self.scores.items():
-            scale = "plain" if kind in ("entropy", "distance") else "share"
+            scale: Scale = "share" if kind in SCORES[:4] else "signed" if kind == "copying" else "plain"
             title = f"{kind.capitalize()}: {MEANING[kind]}"
-            parts.append(Grid(title, self.layers, heads, numbers(values), None, scale, "head", "layer"))  # type: ignore[arg-type]
+            parts.append(Grid(title, self.layers, heads, numbers(values), None, scale, "head", "layer"))
         return Figure("Heads", parts, self.notes)
 
     def as_dict(self) -> dict[str, Any]:

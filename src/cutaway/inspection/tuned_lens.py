@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cutaway.cache.state import take
-from cutaway.errors import CutawayError, FormatError, ResumeMismatch
+from cutaway.errors import FormatError, ResumeMismatch, ShapeMismatch
 from cutaway.formats.files import StrPath, sweep
 from cutaway.formats.safetensors import SafetensorsFile, save_safetensors
 from cutaway.generation.fingerprint import model_facts, spec_difference
@@ -84,11 +83,12 @@ class TunedLens:
             tensors = {name: file.read(name) for name in file.names()}
         names, d = tuned_points(model), model.spec.d_model
         shapes = {"weight": (len(names), d, d), "bias": (len(names), d), "plain": (len(names),), "tuned": (len(names),)}
-        try:
-            found = {name: take(tensors, name, torch.float32, shape) for name, shape in shapes.items()}
-        except CutawayError as error:
-            raise error.at(path) from error
-        return cls(tuple(names), **found, model=facts)
+        for name, shape in shapes.items():
+            if name not in tensors or tensors[name].shape != shape or tensors[name].dtype != torch.float32:
+                got = f"{tensors[name].dtype} {[*tensors[name].shape]}" if name in tensors else None
+                wanted = f"torch.float32 {[*shape]}"
+                raise ShapeMismatch("not what this model has", path=path, field=name, expected=wanted, got=got)
+        return cls(tuple(names), **{name: tensors[name] for name in shapes}, model=facts)
 
 
 def _check_model(path: StrPath, stated: dict[str, str], facts: dict[str, str]) -> None:

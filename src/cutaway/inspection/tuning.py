@@ -23,6 +23,7 @@ from cutaway.inspection.record import Recorder
 from cutaway.inspection.sites import Texts
 from cutaway.inspection.steps import Progress, counted
 from cutaway.inspection.tuned_lens import TunedLens, tuned_points
+from cutaway.kernels import Stored
 from cutaway.models import Transformer
 from cutaway.models.batch import pad
 from cutaway.models.head import finished
@@ -122,8 +123,9 @@ class _Reader:
         self.norm, self.head = main_stack(model).norm, head
         last = model.spec.stacks[model.spec.main].layers[-1].branches[-1].name
         self._end = f"{model.spec.main}.layers.{len(self.names) - 1}.{last}.resid"
+        table = table_of(model, "output").detach()
         # Made once: gradients through a stored matrix would make its numbers anew for each product.
-        self._table = table_of(model, "output").detach().to(torch.float32) + 0.0
+        self._table = table.dense() if isinstance(table, Stored) else table.float()
 
     @torch.no_grad()
     def streams(self, which: Sequence[int]) -> tuple[list[Tensor], Tensor]:
