@@ -85,9 +85,9 @@ class TunedLens:
         shapes = {"weight": (len(names), d, d), "bias": (len(names), d), "plain": (len(names),), "tuned": (len(names),)}
         for name, shape in shapes.items():
             if name not in tensors or tensors[name].shape != shape or tensors[name].dtype != torch.float32:
-                got = f"{tensors[name].dtype} {[*tensors[name].shape]}" if name in tensors else None
+                shown = f"{tensors[name].dtype} {[*tensors[name].shape]}" if name in tensors else None
                 wanted = f"torch.float32 {[*shape]}"
-                raise ShapeMismatch("not what this model has", path=path, field=name, expected=wanted, got=got)
+                raise ShapeMismatch("not what this model has", path=path, field=name, expected=wanted, got=shown)
         return cls(tuple(names), **{name: tensors[name] for name in shapes}, model=facts)
 
 
