@@ -10,9 +10,9 @@ from cutaway.inspection.lens import Lens, lens
 from cutaway.inspection.metrics import Metric, TokenMetric, log_probability, logit_difference
 from cutaway.inspection.patching import Sweep, patch_sweep
 from cutaway.inspection.paths import Paths, Receiver, path_sweep
-from cutaway.inspection.record import Edit, Recorder
+from cutaway.inspection.record import Recorder
 from cutaway.inspection.running import trace
-from cutaway.inspection.trace import Trace, trace
+from cutaway.inspection.trace import Trace
 from cutaway.inspection.tuned_lens import TunedLens
 from cutaway.inspection.tuning import train_lens
 from cutaway.inspection.views import HeadView, copying_scores, head_looks_for, head_writes
@@ -24,7 +24,6 @@ __all__ = [
     "Changed",
     "Comparison",
     "Difference",
-    "Edit",
     "Edit",
     "HeadView",
     "Heads",
@@ -63,7 +62,6 @@ __all__ = [
     "replace",
     "scale",
     "steer",
-    "trace",
     "trace",
     "train_lens",
     "where",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from cutaway.errors import NameNotFound, RequestError
 from cutaway.generation.checks import whole
+from cutaway.inspection.change import Edit
 from cutaway.inspection.figure import Bars, Figure, Grid, Part
 from cutaway.inspection.readout import blocks, numbers, scored
-from cutaway.inspection.record import Edit
-from cutaway.inspection.sites import Texts, check_texts
+from cutaway.inspection.running import trace
+from cutaway.inspection.sites import Texts, check_texts, first_layer, stream_of
 from cutaway.inspection.steps import Progress, counted
-from cutaway.inspection.trace import trace
 from cutaway.models import Transformer
 from cutaway.spec import AttentionSpec
 from cutaway.spec.names import axis_sizes, tap_names
@@ -161,6 +161,10 @@ def _losses(
             k: v.mean((0, 1)) for k, v in trace(model, rows, tuple(dict.fromkeys(names.values())), sources=read).items()
         }
     end, n = f"{model.spec.main}.norm.out", len(rows)
+    streams: Mapping[str, Tensor] = {}
+    if len(without) > 2:  # runs that begin where their first head is
+        names_of = tuple(dict.fromkeys(stream_of(name) for name in names.values()))
+        streams = trace(model, rows, names_of, sources=read, stop=True)
     step, found = max(1, batch // n), []
     with counted(progress, len(without), "heads") as report:
         for i in range(0, len(without), step):
@@ -171,7 +175,9 @@ def _losses(
                     by_name.setdefault(names[head], []).append((place * n, head[1]))
             edits = {name: _taken(here, n, given.get(name)) for name, here in by_name.items()}
             more = None if read is None else read * len(some)
-            hidden = trace(model, rows * len(some), (end,), edits, sources=more)[end]
+            begin = first_layer([*edits], streams) if all(some) else None
+            begin = None if begin is None else (begin[0], begin[1].repeat(len(some), 1, 1))
+            hidden = trace(model, rows * len(some), (end,), edits, sources=more, start=begin, stop=True)[end]
             found.append(_next(model, hidden, rows * len(some), first).unflatten(0, (len(some), n)).mean((1, 2)))
             report(i + len(some), len(without))
     return torch.cat(found)

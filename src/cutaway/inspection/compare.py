@@ -13,7 +13,7 @@ from cutaway.errors import RequestError
 from cutaway.generation.checks import check_ids, number
 from cutaway.inspection.figure import Bars, Figure, Part, Rows, Words
 from cutaway.inspection.readout import blocks, labels, scored
-from cutaway.inspection.trace import trace
+from cutaway.inspection.running import trace
 from cutaway.models import Transformer
 from cutaway.spec import HeadSpec
 from cutaway.spec.names import axis_sizes, match, tap_names
@@ -237,7 +237,7 @@ def _groups(model: Transformer, names: Sequence[str], query: int, source: int) -
 def _seen(
     model: Transformer, ids: list[int], names: Sequence[str], source: Sequence[int] | None
 ) -> Mapping[str, Tensor]:
-    return trace(model, [ids], tuple(names), sources=None if source is None else [list(source)])
+    return trace(model, [ids], tuple(names), sources=None if source is None else [list(source)], stop=True)
 
 
 def _aligned(x: Tensor, axes: tuple[str, ...], shorter: Mapping[str, int], align: Align) -> Tensor:

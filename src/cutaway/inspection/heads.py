@@ -13,7 +13,7 @@ from cutaway.errors import RequestError
 from cutaway.generation.checks import check_ids, whole
 from cutaway.inspection.figure import Figure, Grid, Part, Rows, Scale
 from cutaway.inspection.readout import numbers
-from cutaway.inspection.trace import trace
+from cutaway.inspection.running import trace
 from cutaway.models import Transformer
 from cutaway.spec import AttentionSpec
 

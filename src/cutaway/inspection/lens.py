@@ -24,7 +24,7 @@ from cutaway.inspection.readout import (
     token_head,
     whole_sum,
 )
-from cutaway.inspection.trace import trace
+from cutaway.inspection.running import trace
 from cutaway.models import Transformer
 
 TOLD = ("tokens", "values", "target_value", "rank", "divergence", "entropy")

@@ -17,7 +17,18 @@ from cutaway.generation.checks import whole
 from cutaway.inspection.figure import Bars, Figure, Grid
 from cutaway.inspection.metrics import Metric, TokenMetric
 from cutaway.inspection.readout import Spell, labels, numbers
-from cutaway.inspection.sites import HEADS, TOKENS, Asked, Site, Texts, answers_at, check_at, check_texts, swept
+from cutaway.inspection.sites import (
+    HEADS,
+    TOKENS,
+    Asked,
+    Site,
+    Texts,
+    answers_at,
+    check_at,
+    check_texts,
+    stream_of,
+    swept,
+)
 from cutaway.inspection.steps import Progress
 from cutaway.models import Transformer
 from cutaway.spec.names import axis_sizes, match, tap_names
@@ -140,7 +151,8 @@ def patch_sweep(
     names = _names(model, stack, over, at)
     place = check_at(model, answer_at, len(texts[0][0]))
     runs = [Asked(model, rows, metric, place, source) for rows, source in zip(texts, sources, strict=True)]
-    seen = [run.run([*names, answers_at(model)]) for run in runs]
+    streams = [*dict.fromkeys(map(stream_of, names))]
+    seen = [run.run([*names, *streams, answers_at(model)]) for run in runs]
     base, other = (0, 1) if direction == "noise" else (1, 0)
 
     axes = tap_names(model.spec)
@@ -153,7 +165,15 @@ def patch_sweep(
     odd = [site for site, same in zip(sites, alike, strict=True) if not same]
     values = torch.full((len(sites),), told[base], dtype=torch.float64)
     if odd:
-        patched = swept(runs[base], odd, seen[other], batch=batch, progress=progress, what="pieces")
+        patched = swept(
+            runs[base],
+            odd,
+            seen[other],
+            {k: seen[base][k] for k in streams},
+            batch=batch,
+            progress=progress,
+            what="pieces",
+        )
         values[torch.tensor(alike).logical_not()] = patched.mean(1)
     grid = torch.full((len(names), columns), float("nan"), dtype=torch.float64)
     for site, value in zip(sites, values.tolist(), strict=True):

@@ -22,12 +22,23 @@ from torch import Tensor
 
 from cutaway.errors import NameNotFound, RequestError
 from cutaway.generation.checks import whole
+from cutaway.inspection.change import Edit
 from cutaway.inspection.figure import Bars, Figure, Grid, Part
 from cutaway.inspection.metrics import Metric, TokenMetric
 from cutaway.inspection.patching import Direction
 from cutaway.inspection.readout import Spell, numbers
-from cutaway.inspection.record import Edit
-from cutaway.inspection.sites import HEADS, Asked, Site, Texts, answers_at, check_at, check_texts, put
+from cutaway.inspection.sites import (
+    HEADS,
+    Asked,
+    Site,
+    Texts,
+    answers_at,
+    check_at,
+    check_texts,
+    first_layer,
+    put,
+    stream_of,
+)
 from cutaway.inspection.steps import Progress, counted
 from cutaway.models import Transformer
 from cutaway.spec import AttentionSpec
@@ -154,7 +165,8 @@ def path_sweep(
         check_at(model, position, len(texts[0][0]))
     runs = [Asked(model, rows, metric, place, sources) for rows in texts]
     gives = _gives(model)
-    seen = [run.run([*gives.values(), answers_at(model)]) for run in runs]
+    streams = [*dict.fromkeys(map(stream_of, gives.values()))]
+    seen = [run.run([*gives.values(), *streams, answers_at(model)]) for run in runs]
     told = [run.told(one).mean().item() for run, one in zip(runs, seen, strict=True)]
     base, other = (0, 1) if direction == "noise" else (1, 0)
     _check(model, receivers)
@@ -167,7 +179,8 @@ def path_sweep(
         for head in range(widths[at])
         if _order(model, name) < last
     ]
-    one = _Sender(runs[base], {name: seen[base][name] for name in gives.values()}, seen[other], receivers, axes)
+    between = [name for name in gives.values() if _order(model, name) < last]
+    one = _Sender(runs[base], between, {k: seen[base][k] for k in streams}, seen[base], seen[other], receivers, axes)
     values = torch.full((len(gives), max(widths.values(), default=1)), float("nan"), dtype=torch.float64)
     step = max(1, batch // len(texts[0]))
     with counted(progress, len(senders), "senders") as report:
@@ -186,11 +199,15 @@ class _Sender:
 
     Attributes:
         base: the run that is changed.
+        between: what every branch before the last receiver gives, by name.
+        streams: what each layer gets in that run.
         own: what everything gives in it. others: what it gives in the other run.
         receivers: who is told. axes: of every quantity.
     """
 
     base: Asked
+    between: Sequence[str]
+    streams: Mapping[str, Tensor]
     own: Mapping[str, Tensor]
     others: Mapping[str, Tensor]
     receivers: Sequence[Receiver]
@@ -199,14 +216,15 @@ class _Sender:
     def told(self, senders: Sequence[Site]) -> Tensor:
         """The metric for each sender. [sender, pair]"""
         n, pairs = len(senders), len(self.base.rows)
+        begin = first_layer([site.name for site in senders], self.streams)
         edits: dict[str, Edit] = {}
-        for name, value in self.own.items():
+        for name in self.between[self._from(senders) :]:
             rows = [(i * pairs, site) for i, site in enumerate(senders) if site.name == name]
-            edits[name] = _held(value, rows, self.axes[name], self.others[name], pairs)
+            edits[name] = _held(self.own[name], rows, self.axes[name], self.others[name], pairs)
         if self.receivers[0].name == END:
-            return self.base.answer(edits, n)
+            return self.base.answer(edits, n, begin)
         names = [*dict.fromkeys(receiver.name for receiver in self.receivers)]
-        heard = self.base.run(names, edits, n)
+        heard = self.base.run(names, edits, n, begin)
         # The receivers read that, in a run where nothing else is held.
         into = {
             name: put(
@@ -217,7 +235,12 @@ class _Sender:
             )
             for name in names
         }
-        return self.base.answer(into, n)
+        return self.base.answer(into, n, first_layer(names, self.streams))
+
+    def _from(self, senders: Sequence[Site]) -> int:
+        """The first branch of the first sender's layer: what is before it gives what it gave anyway."""
+        layers = [stream_of(name) for name in self.between]
+        return min(layers.index(stream_of(site.name)) for site in senders)
 
 
 def _held(value: Tensor, rows: list[tuple[int, Site]], axes: Sequence[str], other: Tensor, pairs: int) -> Edit:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from cutaway.errors import RequestError
 from cutaway.generation.checks import check_ids
+from cutaway.inspection.change import Edit
 from cutaway.inspection.metrics import Metric, measured
 from cutaway.inspection.readout import scored
-from cutaway.inspection.record import Edit
+from cutaway.inspection.running import trace
 from cutaway.inspection.steps import Progress, counted
-from cutaway.inspection.trace import trace
 from cutaway.models import Transformer
 from cutaway.spec import HeadSpec
 from cutaway.spec.names import tap_names
@@ -68,16 +68,26 @@ class Asked:
     sources: Texts | None = None
 
     def run(
-        self, names: Sequence[str], edits: Mapping[str, Edit] | None = None, times: int = 1
+        self,
+        names: Sequence[str],
+        edits: Mapping[str, Edit] | None = None,
+        times: int = 1,
+        start: tuple[str, Tensor] | None = None,
     ) -> Mapping[str, Tensor]:
-        """One pass over all texts, ``times`` after one another, with edits."""
-        sources = None if self.sources is None else [list(row) for row in self.sources] * times
-        return trace(self.model, [list(row) for row in self.rows] * times, tuple(names), edits, sources=sources)
+        """One pass over all texts, ``times`` after one another, with edits, as far as the last of ``names``.
 
-    def answer(self, edits: Mapping[str, Edit] | None = None, times: int = 1) -> Tensor:
+        ``start`` is where it may begin: a layer's ``resid_in``, and what stands there for each text.
+        """
+        sources = None if self.sources is None else [list(row) for row in self.sources] * times
+        begin = None if start is None else (start[0], start[1].repeat(times, 1, 1))
+        rows = [list(row) for row in self.rows] * times
+        return trace(self.model, rows, tuple(names), edits, sources=sources, start=begin, stop=True)
+
+    def answer(
+        self, edits: Mapping[str, Edit] | None = None, times: int = 1, start: tuple[str, Tensor] | None = None
+    ) -> Tensor:
         """The metric of each. [times, pair]"""
-        seen = self.run([answers_at(self.model)], edits, times)
-        return self.told(seen, times)
+        return self.told(self.run([answers_at(self.model)], edits, times, start), times)
 
     def told(self, seen: Mapping[str, Tensor], times: int = 1) -> Tensor:
         """The metric of what a run came to. [times, pair]"""
@@ -104,6 +114,7 @@ def swept(
     asked: Asked,
     sites: Sequence[Site],
     given: Mapping[str, Tensor],
+    streams: Mapping[str, Tensor],
     *,
     batch: int,
     progress: Progress | bool | None = None,
@@ -115,6 +126,7 @@ def swept(
         asked: what is run.
         sites: one a run.
         given: name of a quantity → what is put there, a row for each pair.
+        streams: name of a layer's ``resid_in`` → what stands there unchanged: a run begins where its first site is.
         batch: at most so many rows in a pass.
         progress: told of every pass. what: a word for the runs.
     """
@@ -132,12 +144,23 @@ def swept(
                 name: put([(n * pairs, site) for n, site in here], axes[name], given[name], pairs)
                 for name, here in by_name.items()
             }
-            found.append(asked.answer(edits, len(some)))
+            found.append(asked.answer(edits, len(some), first_layer([site.name for site in some], streams)))
             report(i + len(some), len(sites))
     return torch.cat(found)
 
 
-def put(here: list[tuple[int, Site]], axes: Sequence[str], given: Tensor, pairs: int) -> Edit:
+def stream_of(name: str) -> str:
+    """The stream that the layer of a quantity gets: ``decoder.layers.3.attn.z`` → ``decoder.layers.3.resid_in``."""
+    return ".".join([*name.split(".")[:3], "resid_in"])
+
+
+def first_layer(names: Sequence[str], streams: Mapping[str, Tensor]) -> tuple[str, Tensor] | None:
+    """Where a run may begin that changes these: the stream of the first of their layers; None if it is not known."""
+    found = min((stream_of(name) for name in names), key=lambda name: int(name.split(".")[2]))
+    return (found, streams[found]) if found in streams else None
+
+
+def put(here: list[tuple[int, Site]], axes: Sequence[str], given: Tensor, pairs: int) -> Callable[[Tensor], Tensor]:
     """An edit that puts each site's part into its rows."""
 
     def edit(value: Tensor) -> Tensor:
