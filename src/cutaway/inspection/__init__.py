@@ -3,6 +3,7 @@
 from cutaway.inspection.ablation import Ablation, ablation_sweep, loss_without
 from cutaway.inspection.change import Change, Changed, Edit
 from cutaway.inspection.compare import Comparison, Difference, compare
+from cutaway.inspection.copying import copying_scores
 from cutaway.inspection.edits import add, freeze, mean, replace, scale, steer, zero
 from cutaway.inspection.embeddings import Neighbours, Plane, analogy, neighbours, plane
 from cutaway.inspection.heads import Heads, head_scores, repeated
@@ -15,7 +16,7 @@ from cutaway.inspection.running import trace
 from cutaway.inspection.trace import Trace
 from cutaway.inspection.tuned_lens import TunedLens
 from cutaway.inspection.tuning import train_lens
-from cutaway.inspection.views import HeadView, copying_scores, head_looks_for, head_writes
+from cutaway.inspection.views import HeadView, head_looks_for, head_writes
 from cutaway.inspection.where import Place, Where, where
 
 __all__ = [

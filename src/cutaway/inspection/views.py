@@ -11,40 +11,26 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cutaway.cache import MaskKind, MaskPlan
-from cutaway.errors import NameNotFound, RequestError
+from cutaway.errors import RequestError
 from cutaway.generation.checks import check_ids, whole
-from cutaway.inspection.ablation import heads_of
+from cutaway.inspection.circuit import ALONE, embedded, evened, head_of, output_columns, tokens_of, value_rows
 from cutaway.inspection.figure import Figure, Part, Rows
-from cutaway.inspection.heads import Heads
 from cutaway.inspection.points import branch_of
 from cutaway.inspection.readout import (
     Spell,
     blocks,
     check_whole_sum,
     contributed,
-    held,
-    main_stack,
-    rows_of,
-    spread,
-    table_of,
 )
 from cutaway.models import Transformer
 from cutaway.modules.attention import Attention
 from cutaway.modules.bias import ScoreBias
-from cutaway.modules.block import Branch
-from cutaway.modules.norm import Norm
 from cutaway.modules.rotary import rotary_table
 from cutaway.modules.score import Attending, scores
 from cutaway.modules.stack import Stack
-
-_ALONE = (
-    "Each token stands for its embedding alone, without its position's, as in the first layer: what earlier layers "
-)
-ALONE = _ALONE + "add is left out."
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +122,19 @@ def head_looks_for(
     Raises:
         NameNotFound, RequestError: no such head, one whose keys are of an encoder's output, or no such token.
     """
-    at, body, stack = _head(model, branch, head)
-    table = _table(model, branch)
+    at, body, stack = head_of(model, branch, head)
+    table = tokens_of(model, branch)
     ids = check_ids(tokens, table.shape[0], "tokens")
     if isinstance(distance, bool) or not isinstance(distance, int) or (distance < 0 and body.spec.mask.causal):
         wanted = "an int ≥ 0" if body.spec.mask.causal else "an int"
         raise RequestError("a query cannot look there", field="distance", expected=wanted, got=distance)
     here, there = max(distance, 0), max(-distance, 0)
-    q = _turned(body, body.queries(at.read(_embedded(model, branch, ids)[None])), here, query=True)
+    q = _turned(body, body.queries(at.read(embedded(model, branch, ids)[None])), here, query=True)
     device = q.device
     queries = torch.full((1, len(ids)), here, device=device)
     found = []
     for block in blocks(table.shape[0], body.spec.n_heads * (len(ids) + body.spec.d_head)):
-        x = at.read(_embedded(model, branch, block)[None])
+        x = at.read(embedded(model, branch, block)[None])
         keys = torch.full((1, x.shape[1]), there, device=device)
         turned = _turned(body, body.read(x)[0].transpose(1, 2), there, query=False).transpose(1, 2)
         plan = MaskPlan(MaskKind.FULL, body.spec.mask, queries, keys)
@@ -168,18 +154,17 @@ def head_writes(
 
     Args:
         model: whose stream is the sum of what is written to it.
-        branch, head, tokens, k, spell: see :func:`head_looks_for`; of cross-attention the tokens are the source's, as
-            if the encoder handed them on.
+        branch, head, tokens, k, spell: see :func:`head_looks_for`.
 
     Raises:
         NameNotFound, RequestError: no such head or token, a stream that is no sum, a head of the model with a curve.
     """
     check_whole_sum(model)
-    at, body, _ = _head(model, branch, head, cross=False)
-    ids = check_ids(tokens, _table(model, branch).shape[0], "tokens")
-    x = _embedded(model, branch, ids)
-    value, out = _value(at, body, head), _output(model, at, body, head)
-    read = _even(at, x) @ value.t()
+    at, body, _ = head_of(model, branch, head)
+    ids = check_ids(tokens, tokens_of(model, branch).shape[0], "tokens")
+    x = embedded(model, branch, ids)
+    value, out = value_rows(at, body, head), output_columns(model, at, body, head)
+    read = evened(at, x) @ value.t()
     clip = body.spec.clip
     written = (read if clip is None else read.clamp(-clip, clip)) @ out.t()
     pieces = [contributed(model, written[block]).cpu() for block in blocks(len(ids), model.spec.vocab_size)]
@@ -188,108 +173,6 @@ def head_writes(
     )
     notes = (ALONE, f"{norms}no scores. Biases, the same for every token, are left out.")
     return _view("writes", model, branch, head, ids, torch.cat(pieces), k, None, notes, spell)
-
-
-@torch.no_grad()
-def copying_scores(model: Transformer) -> Heads:
-    """How far each head writes the token that it reads: Σ λ / Σ |λ| over the eigenvalues of its OV circuit.
-
-    1: it raises what it reads, and only that; −1: it lowers it (Elhage et al. 2021). The circuit is that of
-    :func:`head_writes` from every token to every token, whose rank is no more than a head's width.
-
-    Args:
-        model: whose input and output tables are of one vocabulary.
-
-    Raises:
-        RequestError: a stream that is no sum, or a head of the model with a curve.
-    """
-    check_whole_sum(model)
-    layers = {at: n for at, n in heads_of(model).items() if at.endswith(".attn")}
-    out = torch.full((len(layers), max(layers.values(), default=0)), float("nan"))
-    sums: dict[tuple[str, float] | None, Tensor] = {}
-    for i, (name, n) in enumerate(layers.items()):
-        at, body, _ = _head(model, name, 0)
-        norm = at.pre_norm.spec if isinstance(at.pre_norm, Norm) else None
-        key = None if norm is None else (norm.kind, norm.eps)
-        if key not in sums:
-            sums[key] = _matched(model, at)
-        weight = at.pre_norm.weight.float() + at.pre_norm.spec.offset if isinstance(at.pre_norm, Norm) else 1.0
-        for head in range(n):
-            # Both ways round a product has the same eigenvalues but for zeros: this one is as small as a head.
-            small = _value(at, body, head) @ ((sums[key] * weight).t() @ _output(model, at, body, head))
-            values = torch.linalg.eigvals(small.double())
-            out[i, head] = float(values.real.sum() / values.abs().sum().clamp(min=1e-30))
-    notes = (ALONE, "Norms' weights are folded, their scales held; biases and a clip of values are left out.")
-    return Heads(tuple(layers), {"copying": out}, notes)
-
-
-def _matched(model: Transformer, at: Branch) -> Tensor:
-    """Σ over tokens of what the head would score it by ⊗ what it becomes when read. [d_model, d_model]"""
-    total = torch.zeros(model.spec.d_model, model.spec.d_model, device=model.device)
-    scored_by, table = table_of(model, "output"), model.embed.table
-    for block in blocks(table.shape[0], model.spec.d_model):
-        x = _embedded(model, f"{model.spec.main}.", block)
-        total += rows_of(scored_by, block).t() @ _even(at, x, weighted=False)
-    return total * (model.spec.lm.scale)
-
-
-def _head(model: Transformer, branch: str, head: int, cross: bool = True) -> tuple[Branch, Attention, Stack]:
-    """A head's branch, its attention and its stack."""
-    known = {name: n for stack in model.spec.stacks for name, n in heads_of(model, stack).items()}
-    if branch not in known:
-        hint = f"A name is such as {next(iter(known), 'decoder.layers.0.attn')}."
-        raise NameNotFound("no branch with heads has this name", field=branch, hint=hint)
-    if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < known[branch]:
-        raise RequestError("no such head", field=branch, expected=f"0…{known[branch] - 1}", got=head)
-    at = branch_of(model, branch)
-    assert isinstance(at.body, Attention)
-    if cross and at.body.spec.cross:
-        raise RequestError("its keys are of what an encoder made, not of tokens", field="branch", got=branch)
-    stack = model.decoder if branch.startswith("decoder.") else model.encoder
-    return at, at.body, stack
-
-
-def _table(model: Transformer, branch: str) -> Tensor:
-    """The table of the tokens that a stack reads."""
-    own = model.source_embed is not None and model.source_embed.tokens is not None and branch.startswith("encoder.")
-    return table_of(model, "source" if own else "input")
-
-
-def _embedded(model: Transformer, branch: str, ids: Sequence[int] | slice) -> Tensor:
-    """Tokens as they enter a stack, without their positions. [token, d_model]"""
-    embed = model.source_embed if model.source_embed is not None and branch.startswith("encoder.") else model.embed
-    x = rows_of(_table(model, branch), ids) * embed.spec.scale
-    x = x.to(model.dtype)
-    return x if embed.norm is None else embed.norm(x)
-
-
-def _even(at: Branch, x: Tensor, weighted: bool = True) -> Tensor:
-    """What a branch reads of the stream, its norm's scale that of each row and without its bias. [token, d_model]"""
-    if not isinstance(at.pre_norm, Norm):
-        return x.float()
-    scale = spread(at.pre_norm.spec, x)
-    if weighted:
-        return held(at.pre_norm, x, scale)
-    even = x.float() - x.float().mean(-1, keepdim=True) if at.pre_norm.spec.kind == "layer" else x.float()
-    return even * scale
-
-
-def _value(at: Branch, body: Attention, head: int) -> Tensor:
-    """The rows of the value matrix that a head reads by. [d_head, d_model]"""
-    kv = head // (body.spec.n_heads // body.spec.n_kv_heads)
-    return rows_of(body.v.weight, slice(kv * body.spec.d_head, (kv + 1) * body.spec.d_head))
-
-
-def _output(model: Transformer, at: Branch, body: Attention, head: int) -> Tensor:
-    """The columns of the output matrix that a head writes by, through the norms that follow. [d_model, d_head]"""
-    d_head = body.spec.d_head
-    # Picked by a product: of a stored matrix only whole rows are read otherwise.
-    pick = torch.zeros(d_head, body.out.weight.shape[1], device=model.device)
-    pick[torch.arange(d_head), head * d_head + torch.arange(d_head)] = 1.0
-    columns = F.linear(pick.to(model.dtype), body.out.weight).float()  # [d_head, d_model]
-    one = torch.ones(1, 1, device=model.device)
-    columns = held(at.out_norm, columns, one) * at.spec.scale
-    return held(main_stack(model).norm, columns, one).t()
 
 
 def _turned(body: Attention, x: Tensor, position: int, *, query: bool) -> Tensor:
