@@ -96,6 +96,9 @@ def test_several_texts_and_what_cannot_be_had() -> None:
     assert found.as_dict()["scores"]["induction"][0] == [None] * 4
     with pytest.raises(RequestError, match="too short"):
         head_scores(model, [[5]])
+    for rows_of in ([], [[5, 6], [5, 6, 7]]):
+        with pytest.raises(RequestError, match="one length"):
+            head_scores(model, rows_of)
     with pytest.raises(RequestError, match="no such score"):
         found.top("importance")
     layer, head, value = found.top("sink", 1)[0]
@@ -108,7 +111,6 @@ def test_several_texts_and_what_cannot_be_had() -> None:
 
 def test_nothing_is_kept() -> None:
     """A layer's weights are gone when the next layer's are there."""
-    import gc
     import weakref
 
     module = sys.modules["cutaway.inspection.heads"]
@@ -117,7 +119,6 @@ def test_nothing_is_kept() -> None:
 
     def watched(weights: Tensor, ids: Tensor) -> dict[str, Tensor]:
         alive.append(weakref.ref(weights))
-        gc.collect()
         most.append(sum(one() is not None for one in alive))
         return real(weights, ids)
 

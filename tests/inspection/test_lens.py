@@ -90,10 +90,13 @@ def test_parts_add_up(case: Pair) -> None:
     branch = readout.main_stack(model).layers[1].branches["attn"]
     whole_out = whole(outs, outs.points.index(f"{spec.main}.layers.1.attn.out"))
     assert heads.points[-1] == f"{spec.main}.layers.1.attn.head_out[{branch.body.spec.n_heads - 1}]"
-    if branch.body.out.bias is None and branch.out_norm is not None:
-        torch.testing.assert_close(
-            sum(whole(heads, i) for i in range(len(heads.points))), whole_out, rtol=1e-4, atol=2e-4
-        )
+    bias, body = branch.body.out.bias, seen[f"{spec.main}.layers.1.attn.body"][0]
+    own = torch.zeros_like(body) if bias is None else bias.detach().expand_as(body)
+    if branch.spec.out_norm is not None:
+        own = readout.held(branch.out_norm, own, readout.spread(branch.spec.out_norm, body))
+    own = readout.held(norm, own * branch.spec.scale, seen[f"{spec.main}.norm.norm_scale"][0])
+    together = sum(whole(heads, i) for i in range(len(heads.points))) + readout.contributed(model, own).detach()
+    torch.testing.assert_close(together, whole_out, rtol=1e-4, atol=2e-4)
 
 
 def test_what_follows(case: Pair) -> None:

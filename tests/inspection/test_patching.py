@@ -170,6 +170,8 @@ def test_where_the_source_is_another() -> None:
     assert found.values.shape == (3, 5)
     # The first stream at the only place that differs is the whole of the difference.
     torch.testing.assert_close(found.normalised[0].float(), torch.tensor([0, 0, 1.0, 0, 0]), rtol=0, atol=1e-4)
+    with pytest.raises(RequestError, match="no pairs"):
+        patch_sweep(model, [CLEAN], [CLEAN], METRIC, clean_sources=[CLEAN[:5]], corrupt_sources=[CORRUPT[:4]])
     cross = patch_sweep(
         model, [CLEAN], [CLEAN], METRIC, "head", at="cross.z", clean_sources=[CLEAN[:5]], corrupt_sources=[CORRUPT[:5]]
     )

@@ -61,7 +61,7 @@ def test_induction_heads(model: Model) -> None:
     whole, without = loss([]), loss([(at, head) for at, head, _ in best[:5]])
     others = [(at, head) for at in found.layers for head in range(9) if (at, head) not in {b[:2] for b in best}]
     draw = random.Random(0)
-    drawn = [loss(draw.sample(others, 5)) for _ in range(5)]
+    drawn = [loss(draw.sample(others, 5)) for _ in range(3)]
     print(f"loss {whole:.2f}, without five induction heads {without:.2f}, without five others {sorted(drawn)}")
     assert without > 3 * whole
     assert median(drawn) < 1.25 * whole
@@ -79,9 +79,18 @@ def test_where_the_subject_matters(model: Model) -> None:
     assert float(share[:, :3].abs().max()) < 1e-3
     heads = patch_sweep(model.transformer, [clean], [corrupt], metric, "head", positions=[-1])
     at, head, much = heads.top(1)[0]
-    direct = path_sweep(model.transformer, [clean], [corrupt], metric).top(1)[0]
-    assert (at, head) == (f"{direct[0]}.z", str(direct[1])) == ("decoder.layers.23.attn.z", "4")
+    assert (at, head) == ("decoder.layers.23.attn.z", "4")
     assert much > 0.5
+
+
+@pytest.mark.slow
+def test_who_tells_the_end(model: Model) -> None:
+    """The head that carries the country over writes the answer itself, more than any other part."""
+    clean, corrupt = (model.tokenizer.encode(f"The capital of {name} is") for name in ("France", "Italy"))
+    metric = logit_difference(model.tokenizer.encode(" Paris")[0], model.tokenizer.encode(" Rome")[0])
+    at, head, much = path_sweep(model.transformer, [clean], [corrupt], metric).top(1)[0]
+    assert (at, head) == ("decoder.layers.23.attn", 4)
+    assert much > 0.2
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def _losses(
     whole("first", first, 1, len(rows[0]) - 1)
     every = list(dict.fromkeys(head for heads in without for head in heads))
     names = _checked(model, every)
-    read = None if sources is None else [list(row) for row in sources]
+    read = None if sources is None else check_texts(model, "sources", sources, of_source=True)
     given: dict[str, Tensor] = {}
     if how == "mean":
         given = {

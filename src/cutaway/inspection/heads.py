@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from cutaway.errors import RequestError
-from cutaway.generation.checks import check_ids, whole
+from cutaway.generation.checks import whole
 from cutaway.inspection.figure import Figure, Grid, Part, Rows, Scale
 from cutaway.inspection.readout import numbers
 from cutaway.inspection.running import trace
+from cutaway.inspection.sites import check_texts
 from cutaway.models import Transformer
 from cutaway.spec import AttentionSpec
 
@@ -97,10 +98,10 @@ def head_scores(
     Raises:
         RequestError: rows of different lengths, or too short to score.
     """
-    rows = [check_ids(row, model.spec.vocab_size, "ids") for row in ids]
-    if not rows or min(map(len, rows)) < 2:
-        raise RequestError("too short to score", field="ids", expected="at least 2 tokens", got=list(map(len, rows)))
-    read = None if sources is None else [list(row) for row in sources]
+    rows = check_texts(model, "ids", ids)
+    if len(rows[0]) < 2:
+        raise RequestError("too short to score", field="ids", expected="at least 2 tokens", got=len(rows[0]))
+    read = None if sources is None else check_texts(model, "sources", sources, of_source=True)
     places = [
         (f"{stack}.layers.{i}.{branch.name}", branch.body, stack)
         for stack, spec in model.spec.stacks.items()

@@ -142,7 +142,8 @@ def patch_sweep(
     if direction not in ("denoise", "noise"):
         raise RequestError("no such direction", field="direction", expected="denoise or noise", got=direction)
     texts = [check_texts(model, name, rows) for name, rows in (("clean", clean), ("corrupt", corrupt))]
-    sources = [clean_sources, corrupt_sources if corrupt_sources is not None else clean_sources]
+    given = [clean_sources, corrupt_sources if corrupt_sources is not None else clean_sources]
+    sources = [None if rows is None else check_texts(model, "sources", rows, of_source=True) for rows in given]
     for one in (texts, [source for source in sources if source is not None]):
         sizes = [[len(row) for row in rows] for rows in one]
         if sizes and sizes[0] != sizes[1]:

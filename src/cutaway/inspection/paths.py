@@ -163,7 +163,8 @@ def path_sweep(
     place = check_at(model, answer_at, len(texts[0][0]))
     if position is not None:
         check_at(model, position, len(texts[0][0]))
-    runs = [Asked(model, rows, metric, place, sources) for rows in texts]
+    read = None if sources is None else check_texts(model, "sources", sources, of_source=True)
+    runs = [Asked(model, rows, metric, place, read) for rows in texts]
     gives = _gives(model)
     streams = [*dict.fromkeys(map(stream_of, gives.values()))]
     seen = [run.run([*gives.values(), *streams, answers_at(model)]) for run in runs]

@@ -173,13 +173,14 @@ def put(here: list[tuple[int, Site]], axes: Sequence[str], given: Tensor, pairs:
     return edit
 
 
-def check_texts(model: Transformer, name: str, rows: Texts) -> list[list[int]]:
-    """Texts of one length.
+def check_texts(model: Transformer, name: str, rows: Texts, *, of_source: bool = False) -> list[list[int]]:
+    """Texts of one length; with ``of_source``, of what an encoder–decoder's encoder reads.
 
     Raises:
-        RequestError: none, or of different lengths.
+        RequestError: none, or of different lengths, or a token that is none.
     """
-    found = [check_ids(row, model.spec.vocab_size, name) for row in rows]
+    own = model.spec.source_vocab_size if of_source else None
+    found = [check_ids(row, own or model.spec.vocab_size, name) for row in rows]
     if not found or len({len(row) for row in found}) != 1:
         what = "texts of one length are needed"
         raise RequestError(what, field=name, expected="at least one", got=[len(row) for row in found])
