@@ -73,13 +73,11 @@ class Attention(Part):
         if self.spec.cross:
             return self._of_source(x, inputs, tap)
         spec = self.spec
-        q, (k, v) = self._queries(x), self._keys(x)
+        q, (k, v) = self.queries(x), self._keys(x)
         if tap is not None:
             q, k, v = tap("q", q), tap("k", k), tap("v", v)
         if inputs.rotary is not None and spec.rotary is not None:
-            q, k = (rotate(t, *inputs.rotary, spec.rotary.interleaved) for t in (q, k))
-            if spec.qk_norm_after:
-                q, k = self._norm(q, self.q_norm), self._norm(k, self.k_norm)
+            q, k = self.turned(q, inputs.rotary, self.q_norm), self.turned(k, inputs.rotary, self.k_norm)
             if tap is not None:
                 q, k = tap("q_rot", q), tap("k_rot", k)
 
@@ -89,7 +87,7 @@ class Attention(Part):
     def _of_source(self, x: Stream, inputs: LayerInputs, tap: Tap | None) -> Stream:
         """The same with the keys and values that :meth:`read` made of an encoder's output. Taps q, scores … ."""
         assert inputs.cross is not None, "cross-attention needs a source"
-        q = self._queries(x)
+        q = self.queries(x)
         if tap is not None:
             q = tap("q", q)
         return self._mix(q, inputs.cross.k, inputs.cross.v, inputs.cross.plan, inputs, tap)
@@ -121,10 +119,16 @@ class Attention(Part):
         z = tap("z", z)
         return self._out_by_head(z, tap) if tap.wants("head_out") else self.out(z.flatten(-2))
 
-    def _queries(self, x: Stream) -> Heads:
-        """By head, clipped and normed. [batch, query, head, d_head]"""
+    def queries(self, x: Stream) -> Heads:
+        """By head, clipped and normed, as rotation reads them. [batch, query, head, d_head]"""
         q = self._by_head(self.q(x))
         return q if self.spec.qk_norm_after else self._norm(q, self.q_norm)
+
+    def turned(self, x: Tensor, rotary: tuple[Angles, Angles], norm: nn.Module) -> Tensor:
+        """Queries or keys turned, and normed where that comes after. [batch, query, head, d_head] → the same"""
+        assert self.spec.rotary is not None
+        x = rotate(x, *rotary, self.spec.rotary.interleaved)
+        return self._norm(x, norm) if self.spec.qk_norm_after else x
 
     def _keys(self, x: Stream) -> tuple[KvHeads, KvHeads]:
         """Keys, normed, and values. [batch, key, kv_head, d_head]"""

@@ -1,0 +1,231 @@
+"""Activation patching: put what one text's run computed into another's, piece by piece, and see which piece matters.
+
+Vig et al. 2020; Meng et al. 2022; what to mind: Heimersheim & Nanda 2024, https://arxiv.org/abs/2404.15255.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from cutaway.errors import NameNotFound, RequestError
+from cutaway.generation.checks import whole
+from cutaway.inspection.figure import Bars, Figure, Grid
+from cutaway.inspection.metrics import Metric, TokenMetric
+from cutaway.inspection.readout import Spell, labels, numbers
+from cutaway.inspection.sites import (
+    HEADS,
+    TOKENS,
+    Asked,
+    Site,
+    Texts,
+    answers_at,
+    check_at,
+    check_texts,
+    stream_of,
+    swept,
+)
+from cutaway.inspection.steps import Progress
+from cutaway.models import Transformer
+from cutaway.spec.names import axis_sizes, match, tap_names
+
+Over: TypeAlias = Literal["position", "head", "branch"]
+Direction: TypeAlias = Literal["denoise", "noise"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What a metric became for each piece that was put from one run into another.
+
+    Attributes:
+        rows: names of the quantities. columns: a label for each position or head.
+        across: ``"position"`` or ``"head"``.
+        values: the metric, a mean over the pairs of texts; NaN where there is no such piece. [row, column]
+        clean, corrupt: what it is without any change.
+        metric: what was asked, in words.
+        direction: ``"denoise"``: clean pieces in the corrupt run; ``"noise"``: corrupt ones in the clean run.
+    """
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    across: str
+    values: Tensor
+    clean: float
+    corrupt: float
+    metric: str
+    direction: Direction
+
+    @property
+    def normalised(self) -> Tensor:
+        """(patched − corrupt) / (clean − corrupt): 0 as in the corrupt run, 1 as in the clean one. [row, column]"""
+        apart = self.clean - self.corrupt
+        return (self.values - self.corrupt) / apart if apart else torch.full_like(self.values, float("nan"))
+
+    def top(self, n: int = 10) -> list[tuple[str, str, float]]:
+        """The pieces that matter most, by the normalised metric: (quantity, column, how much)."""
+        found = self.normalised if self.direction == "denoise" else 1 - self.normalised
+        flat = found.flatten().nan_to_num(nan=float("-inf"))
+        width = len(self.columns)
+        best = flat.topk(min(n, len(flat))).indices.tolist()
+        every = [(self.rows[i // width], self.columns[i % width], float(self.normalised.flatten()[i])) for i in best]
+        return [one for one in every if one[2] == one[2]]
+
+    def figure(self) -> Figure:
+        """A grid, and the two runs."""
+        down = "quantity" if self.across == "position" else "layer"
+        title = "Clean pieces in the corrupt run" if self.direction == "denoise" else "Corrupt pieces in the clean run"
+        grid = Grid(title, self.rows, self.columns, numbers(self.normalised), None, "signed", self.across, down)
+        ends = Bars(self.metric, ["clean", "corrupt"], [self.clean, self.corrupt], "", "plain")
+        said = (
+            "0 is the corrupt run, 1 the clean one: (patched − corrupt) / (clean − corrupt), the model's own numbers."
+        )
+        least = "A piece that restores much is enough by itself; others may be as good, or needed as well."
+        most = "A piece whose loss costs much is needed; what makes up for a loss hides others that matter."
+        return Figure("Activation patching", (grid, ends), (said, least if self.direction == "denoise" else most))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers."""
+        head = {"rows": [*self.rows], "columns": [*self.columns], "across": self.across, "metric": self.metric}
+        values = {"values": numbers(self.values), "normalised": numbers(self.normalised)}
+        return {**head, **values, "clean": self.clean, "corrupt": self.corrupt, "direction": self.direction}
+
+
+@torch.no_grad()
+def patch_sweep(
+    model: Transformer,
+    clean: Texts,
+    corrupt: Texts,
+    metric: Metric,
+    over: Over = "position",
+    *,
+    at: str | None = None,
+    direction: Direction = "denoise",
+    positions: Sequence[int] | None = None,
+    stack: str | None = None,
+    answer_at: int | None = None,
+    clean_sources: Texts | None = None,
+    corrupt_sources: Texts | None = None,
+    batch: int = 32,
+    progress: Progress | bool | None = None,
+    pieces: Sequence[str] | None = None,
+    spell: Spell | None = None,
+) -> Sweep:
+    """Patch every layer × position, layer × head, or (attention, feed-forward) × position.
+
+    Args:
+        model: one that scores tokens or labels.
+        clean, corrupt: texts in pairs, all of one length, such as two that differ in a name.
+        metric: see :func:`logit_difference`, :func:`log_probability`; or a function of the scores at one position,
+            [..., pair, vocab] → [..., pair]. Its mean over the pairs is what is told.
+        over: ``"position"``: the stream before each layer, at each position. ``"head"``: what each head reads, at all
+            positions. ``"branch"``: what each branch adds, at each position.
+        at: another quantity of each layer: ``"mlp.act"``, or of heads ``"attn.q"``, ``"cross.z"``.
+        direction: whether clean pieces are put into the corrupt run, or the other way round.
+        positions: the only ones to patch; of heads, these together.
+        stack: whose layers; by default those that end at the head.
+        answer_at: the position whose scores are asked; by default the last, where that has a meaning.
+        clean_sources, corrupt_sources: of an encoder–decoder, what its encoder reads; ``clean`` and ``corrupt`` are
+            what its decoder reads, and may be the same.
+        batch: at most so many texts in a pass.
+        progress: called with how many runs are done and how many there are; True for a line.
+        pieces: a text for each position of what is patched. spell: a token's id → how it is written.
+
+    Raises:
+        NameNotFound: no layer has such a quantity.
+        RequestError: texts that are no pairs, a metric that gives something else.
+    """
+    batch = whole("batch", batch, 1)
+    if direction not in ("denoise", "noise"):
+        raise RequestError("no such direction", field="direction", expected="denoise or noise", got=direction)
+    texts = [check_texts(model, name, rows) for name, rows in (("clean", clean), ("corrupt", corrupt))]
+    given = [clean_sources, corrupt_sources if corrupt_sources is not None else clean_sources]
+    sources = [None if rows is None else check_texts(model, "sources", rows, of_source=True) for rows in given]
+    for one in (texts, [source for source in sources if source is not None]):
+        sizes = [[len(row) for row in rows] for rows in one]
+        if sizes and sizes[0] != sizes[1]:
+            raise RequestError("texts are no pairs of one length", field="corrupt", expected=sizes[0], got=sizes[1])
+    stack = stack or model.spec.main
+    names = _names(model, stack, over, at)
+    place = check_at(model, answer_at, len(texts[0][0]))
+    runs = [Asked(model, rows, metric, place, source) for rows, source in zip(texts, sources, strict=True)]
+    streams = [*dict.fromkeys(map(stream_of, names))]
+    seen = [run.run([*names, *streams, answers_at(model)]) for run in runs]
+    base, other = (0, 1) if direction == "noise" else (1, 0)
+
+    axes = tap_names(model.spec)
+    read = _read(model, stack, texts[0], sources[0])
+    chosen = _positions(positions, len(read))
+    columns, sites = _sites(model, names, over, chosen)
+    # Where both runs have the same, such as before the first token that differs, nothing would change.
+    alike = [torch.equal(*(run[site.name][site.index(axes[site.name], slice(None))] for run in seen)) for site in sites]
+    told = [run.told(one).mean().item() for run, one in zip(runs, seen, strict=True)]
+    odd = [site for site, same in zip(sites, alike, strict=True) if not same]
+    values = torch.full((len(sites),), told[base], dtype=torch.float64)
+    if odd:
+        patched = swept(
+            runs[base],
+            odd,
+            seen[other],
+            {k: seen[base][k] for k in streams},
+            batch=batch,
+            progress=progress,
+            what="pieces",
+        )
+        values[torch.tensor(alike).logical_not()] = patched.mean(1)
+    grid = torch.full((len(names), columns), float("nan"), dtype=torch.float64)
+    for site, value in zip(sites, values.tolist(), strict=True):
+        column = site.head if over == "head" else chosen.index(site.position)  # type: ignore[arg-type]
+        grid[names.index(site.name), column] = value
+    shown = labels(read, pieces)
+    across = [str(i) for i in range(columns)] if over == "head" else [shown[i] for i in chosen]
+    said = metric.words(spell) if isinstance(metric, TokenMetric) else "metric"
+    kind = "head" if over == "head" else "position"
+    return Sweep(tuple(names), tuple(across), kind, grid, told[0], told[1], said, direction)
+
+
+def _read(model: Transformer, stack: str, rows: Texts, sources: Texts | None) -> list[int]:
+    """The text that a stack reads, of the first pair."""
+    if model.spec.source is not None and stack == "encoder":
+        return list(sources[0]) if sources else []
+    return list(rows[0])
+
+
+def _names(model: Transformer, stack: str, over: Over, at: str | None) -> list[str]:
+    """The quantities that a sweep goes over, in order."""
+    axes = tap_names(model.spec)
+    if stack not in model.spec.stacks:
+        raise RequestError("no such stack", field="stack", expected=", ".join(model.spec.stacks), got=stack)
+    usual = {"position": ["resid_in"], "head": ["attn.z"], "branch": ["*.out"]}
+    if over not in usual:
+        raise RequestError("no such sweep", field="over", expected="position, head or branch", got=over)
+    found = match([f"{stack}.layers.*.{one}" for one in ([at] if at else usual[over])], axes)
+    wanted, what = (HEADS, "heads") if over == "head" else (TOKENS, "positions")
+    kept = [name for name in found if any(word in wanted for word in axes[name])]
+    if not kept:
+        raise NameNotFound(f"has no {what}", field=f"{stack}.layers.*.{at}", hint="`cutaway show --taps` lists all.")
+    return kept
+
+
+def _positions(positions: Sequence[int] | None, length: int) -> list[int]:
+    if positions is None:
+        return list(range(length))
+    for place in positions:
+        if isinstance(place, bool) or not isinstance(place, int) or not -length <= place < length:
+            raise RequestError("no such position", field="positions", expected=f"an int below {length}", got=place)
+    return [place % length for place in positions]
+
+
+def _sites(model: Transformer, names: Sequence[str], over: Over, positions: list[int]) -> tuple[int, list[Site]]:
+    """How many columns there are, and every piece."""
+    if over != "head":
+        return len(positions), [Site(name, place) for name in names for place in positions]
+    axes = tap_names(model.spec)
+    found = []
+    for name in names:
+        word = next(word for word in axes[name] if word in HEADS)
+        found += [Site(name, tuple(positions), head) for head in range(axis_sizes(model.spec, name)[word])]
+    return 1 + max(site.head or 0 for site in found), found
