@@ -21,6 +21,7 @@ from cutaway.generation.progress import Report, Tally, meter
 from cutaway.generation.score import Score, score
 from cutaway.generation.streamed import Stream, check_one
 from cutaway.generation.voice import Message, Prompt, Voice, as_asked
+from cutaway.inside import Inside
 from cutaway.inspection import Edit, Trace, trace
 from cutaway.inspection.running import watched
 from cutaway.models import Transformer
@@ -318,6 +319,11 @@ class Model:
         return fill(self.transformer, self._voice.cutter("text"), found, top)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def inside(self) -> Inside[Model]:
+        """Lenses, attribution, circuits, embeddings, comparison: see :class:`cutaway.inside.Inside`."""
+        return Inside(self._voice, lambda made: Model(made, self.tokenizer, self.settings, None, self.sentence))
 
     def trace(
         self,

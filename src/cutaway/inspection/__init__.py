@@ -16,9 +16,11 @@ from cutaway.inspection.gradients import integrated_gradients, saliency
 from cutaway.inspection.heads import Heads, head_scores, repeated
 from cutaway.inspection.lens import Lens, lens
 from cutaway.inspection.metrics import Metric, TokenMetric, log_probability, logit_difference
+from cutaway.inspection.neurons import Neurons, neurons
 from cutaway.inspection.occlusion import occlusion
 from cutaway.inspection.patching import Sweep, patch_sweep
 from cutaway.inspection.paths import Paths, Receiver, path_sweep
+from cutaway.inspection.pattern import Pattern, pattern
 from cutaway.inspection.record import Recorder
 from cutaway.inspection.rewrite import Rewritten, centre_unembedding
 from cutaway.inspection.running import trace
@@ -43,8 +45,10 @@ __all__ = [
     "Lens",
     "Metric",
     "Neighbours",
+    "Neurons",
     "PatchEstimates",
     "Paths",
+    "Pattern",
     "Place",
     "Plane",
     "Receiver",
@@ -79,9 +83,11 @@ __all__ = [
     "loss_without",
     "mean",
     "neighbours",
+    "neurons",
     "occlusion",
     "patch_sweep",
     "path_sweep",
+    "pattern",
     "plane",
     "repeated",
     "replace",

@@ -14,6 +14,7 @@ from cutaway.generation.checks import check_ids, number
 from cutaway.inspection.figure import Bars, Figure, Part, Rows, Words
 from cutaway.inspection.readout import blocks, labels, scored
 from cutaway.inspection.running import trace
+from cutaway.inspection.shown import Shown
 from cutaway.models import Transformer
 from cutaway.spec import HeadSpec
 from cutaway.spec.names import axis_sizes, match, tap_names
@@ -45,8 +46,8 @@ class Difference:
     axes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison(Shown):
     """What differs between two runs, in the order of the computation.
 
     Attributes:

@@ -13,6 +13,7 @@ from cutaway.errors import RequestError
 from cutaway.generation.checks import check_ids, whole
 from cutaway.inspection.figure import Bars, Figure, Part, Rows
 from cutaway.inspection.readout import Spell, blocks, labels, rows_of, table_of
+from cutaway.inspection.shown import Shown
 from cutaway.models import Transformer
 
 Alike: TypeAlias = Literal["cosine", "dot", "euclid"]
@@ -20,8 +21,8 @@ Table: TypeAlias = Literal["input", "output", "source"]
 _UNITS = {"cosine": "cosine", "dot": "dot product", "euclid": "distance"}
 
 
-@dataclass(frozen=True, slots=True)
-class Neighbours:
+@dataclass(frozen=True, slots=True, repr=False)
+class Neighbours(Shown):
     """Rows of a table that are nearest to a vector, the nearest first.
 
     Attributes:
@@ -137,8 +138,8 @@ def analogy(
     return neighbours(model, vector, k=k, alike=alike, table=table, leave_out=[a, b, c], what=what, spell=spell)
 
 
-@dataclass(frozen=True, slots=True)
-class Plane:
+@dataclass(frozen=True, slots=True, repr=False)
+class Plane(Shown):
     """Words as points of a plane.
 
     Attributes:

@@ -15,6 +15,7 @@ from cutaway.inspection.figure import Figure, Grid, Part, Rows, Scale
 from cutaway.inspection.readout import numbers
 from cutaway.inspection.running import trace
 from cutaway.inspection.sites import check_texts
+from cutaway.inspection.shown import Shown
 from cutaway.models import Transformer
 from cutaway.spec import AttentionSpec
 
@@ -34,8 +35,8 @@ MEANING = {
 Rule: TypeAlias = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class Heads:
+@dataclass(frozen=True, slots=True, repr=False)
+class Heads(Shown):
     """A score of each kind for every head.
 
     Attributes:

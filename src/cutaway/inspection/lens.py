@@ -25,6 +25,7 @@ from cutaway.inspection.readout import (
     whole_sum,
 )
 from cutaway.inspection.running import trace
+from cutaway.inspection.shown import Shown
 from cutaway.models import Transformer
 
 TOLD = ("tokens", "values", "target_value", "rank", "divergence", "entropy")
@@ -32,8 +33,8 @@ TOLD = ("tokens", "values", "target_value", "rank", "divergence", "entropy")
 Target: TypeAlias = Literal["final", "next"] | int | Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Lens:
+@dataclass(frozen=True, slots=True, repr=False)
+class Lens(Shown):
     """What each point of the stream would say, at each position.
 
     Of a *stream* the values are probabilities. Of a *part*, which was added to the stream, they are what it adds to the

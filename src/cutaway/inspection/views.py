@@ -25,6 +25,7 @@ from cutaway.inspection.readout import (
     check_whole_sum,
     contributed,
 )
+from cutaway.inspection.shown import Shown
 from cutaway.models import Transformer
 from cutaway.modules.attention import Attention
 from cutaway.modules.bias import ScoreBias
@@ -33,8 +34,8 @@ from cutaway.modules.score import Attending, scores
 from cutaway.modules.stack import Stack
 
 
-@dataclass(frozen=True, slots=True)
-class HeadView:
+@dataclass(frozen=True, slots=True, repr=False)
+class HeadView(Shown):
     """For each token, the tokens that a head would most look at, or whose scores it would most raise.
 
     Attributes:
