@@ -92,7 +92,7 @@ class Comparison(Shown):
         """The first difference, the worst of each layer, and where the answers part."""
         first = self.first
         parts: list[Part] = []
-        columns = ["quantity", "largest difference", "relative", "cosine", "at"]
+        columns = ["quantity", "largest", "relative", "cosine", "at"]
         if first is not None:
             after = [d for d in self.differences if d.relative > self.tolerance][:8]
             parts.append(Rows("The first that differ", columns, [_row(d) for d in after]))
@@ -119,7 +119,7 @@ class Comparison(Shown):
 
 
 def _row(d: Difference) -> list[str | float]:
-    where = ", ".join(f"{word} {i}" for word, i in zip(d.axes, d.where, strict=True) if word != "batch")
+    where = ", ".join(f"{word} {i}" for word, i in zip(d.axes, d.where, strict=True) if word not in ("batch", "1"))
     return [d.name, d.most, d.relative, d.cosine, where]
 
 

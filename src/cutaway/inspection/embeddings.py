@@ -93,7 +93,7 @@ def neighbours(
         vector, said, left = of.detach().float().reshape(-1).to(rows.device), "a vector", [*leave_out]
     else:
         (token,) = check_ids([of], rows.shape[0], "of")
-        vector, said = rows_of(rows, [token])[0], str(token) if spell is None else spell(token)
+        vector, said = rows_of(rows, [token])[0], str(token) if spell is None else f"“{spell(token)}”"
         left = [*leave_out, token]
     if vector.shape != (rows.shape[1],) or not bool(vector.isfinite().all()):
         wanted = f"{rows.shape[1]} finite numbers"
@@ -133,7 +133,7 @@ def analogy(
     if alike == "cosine":
         three = three / three.norm(dim=-1, keepdim=True).clamp(min=1e-12)
     vector = three[0] - three[1] + three[2]
-    words = [str(t) if spell is None else spell(t) for t in (a, b, c)]
+    words = [str(t) if spell is None else f"“{spell(t)}”" for t in (a, b, c)]
     what = "{} − {} + {}".format(*words)
     return neighbours(model, vector, k=k, alike=alike, table=table, leave_out=[a, b, c], what=what, spell=spell)
 

@@ -14,7 +14,7 @@ from cutaway.generation.checks import whole
 from cutaway.inspection.decompose import decompose
 from cutaway.inspection.figure import Figure, Part, Rows
 from cutaway.inspection.points import branch_of
-from cutaway.inspection.readout import Spell, contributed, held, labels, main_stack, token_head, whole_sum
+from cutaway.inspection.readout import Spell, contributed, held, labels, main_stack, seen, token_head, whole_sum
 from cutaway.inspection.running import trace
 from cutaway.inspection.shown import Shown
 from cutaway.inspection.target import Of, place_in
@@ -60,7 +60,7 @@ class Neurons(Shown):
         columns = ["branch", "neuron", "fires", self.what, *(["writes towards"] if self.raised else [])]
         rows: list[list[str | int | float]] = []
         for i, branch in enumerate(self.branches):
-            words = [" ".join(self.word(token) for token in self.raised[i])] if self.raised else []
+            words = [" ".join(seen(self.word(token)) for token in self.raised[i])] if self.raised else []
             rows.append([branch, self.neurons[i], self.acts[i], self.values[i], *words])
         title = f"The {len(rows)} largest of {self.of:,} neurons at “{self.piece}” (position {self.position})"
         parts: list[Part] = [Rows(title, columns, rows)]
@@ -173,6 +173,5 @@ def _raised(
         column = bodies[name].down.weight.cpu().float()[:, i] * (1 if acts[name][i] >= 0 else -1)
         at = branch_of(model, name)
         written.append(held(at.out_norm, column[None].to(model.device), torch.ones(1, 1, device=model.device))[0])
-    rows = torch.stack(written) * 1.0
-    rows = held(main_stack(model).norm, rows, torch.ones(1, 1, device=model.device))
+    rows = held(main_stack(model).norm, torch.stack(written), torch.ones(1, 1, device=model.device))
     return tuple(tuple(row) for row in contributed(model, rows.to(model.dtype)).topk(SAID).indices.tolist())
