@@ -14,8 +14,8 @@ from cutaway.generation.checks import whole
 from cutaway.inspection.figure import Figure, Grid, Part, Rows, Scale
 from cutaway.inspection.readout import numbers
 from cutaway.inspection.running import trace
-from cutaway.inspection.sites import check_texts
 from cutaway.inspection.shown import Shown
+from cutaway.inspection.sites import check_texts
 from cutaway.models import Transformer
 from cutaway.spec import AttentionSpec
 
