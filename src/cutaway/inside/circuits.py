@@ -14,11 +14,22 @@ from cutaway.inspection import (
     Heads,
     HeadView,
     Pattern,
+    Trace,
 )
+from cutaway.inspection.running import watched
 
 
 class Circuits(Ground):
     """Heads, and what comes of changing a run."""
+
+    def trace(self, text: Prompt, *names: str, target: Target = None, max_tokens: int = 0) -> Trace:
+        """Run one text and keep the quantities that ``names`` match; ``model.trace`` has edits, batches and more."""
+        one = self._says.read(text, target)
+        sources = None if one.source is None else [one.source]
+        kept: Any = {"sources": sources, "tokenizer": self._voice.tokenizer}
+        if max_tokens:
+            kept["sampling"] = watched(self._voice, {})
+        return inspection.trace(self._model, [one.ids], names, None, max_tokens, **kept)
 
     def attention(
         self, text: Prompt, branch: Branch, heads: int | Sequence[int] | None = None, *, target: Target = None

@@ -51,7 +51,9 @@ class Ground:
         return branch if isinstance(branch, str) else f"{self._model.spec.main}.layers.{branch}.attn"
 
     def _goal(self, one: Heard, of: Any, position: int | None) -> Any:
-        """What is explained; without a word, what the model says."""
+        """What is explained; where there is no word, what the model says."""
+        if isinstance(of, (tuple, list)):
+            of = tuple(self._said(one, position) if word is None else word for word in of)
         return self._said(one, position) if of is None else self._says.goal(of)
 
     @torch.no_grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cutaway import inspection
@@ -11,6 +11,8 @@ from cutaway.generation.voice import Prompt
 from cutaway.inside.ground import SIDES, Ground, Target, Texts
 from cutaway.inside.spoken import Word
 from cutaway.inspection import (
+    Edit,
+    Effect,
     Metric,
     PatchEstimates,
     Paths,
@@ -23,6 +25,29 @@ from cutaway.inspection.paths import END
 
 class Swaps(Ground):
     """Two texts, and what comes of mixing their runs."""
+
+    def effect(
+        self,
+        text: Prompt,
+        edits: Mapping[str, Edit],
+        *,
+        k: int = 5,
+        also: Sequence[Word] = (),
+        position: int | None = None,
+        target: Target = None,
+    ) -> Effect:
+        """What edits do to the answer: its likeliest words without them and with them.
+
+        Args:
+            text: what is read. target: see the class.
+            edits: name or pattern → an edit: ``{"decoder.layers.3.attn.z": edits.zero(heads=5)}``.
+            k: how many words of either answer. also: words to tell of in any case.
+            position: of the token that answers; the last, or the only blank, by default.
+        """
+        one = self._says.read(text, target)
+        place, words = self._place(one, position), self._says.tokens(also, "also") if also else []
+        kept: Any = {"k": k, "also": words, "position": place, "source": one.source, "spell": self._says.spell}
+        return inspection.effect(self._model, one.ids, edits, **kept)
 
     def patch_sweep(
         self, clean: Texts, corrupt: Texts, answer: Word | None = None, against: Word | None = None,

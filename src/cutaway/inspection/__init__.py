@@ -10,6 +10,7 @@ from cutaway.inspection.copying import copying_scores
 from cutaway.inspection.decompose import decompose
 from cutaway.inspection.decomposition import Decomposition, Share
 from cutaway.inspection.edits import add, freeze, mean, replace, scale, steer, zero
+from cutaway.inspection.effect import Effect, effect
 from cutaway.inspection.embeddings import Neighbours, Plane, analogy, neighbours, plane
 from cutaway.inspection.folding import fold_norms
 from cutaway.inspection.gradients import integrated_gradients, saliency
@@ -40,6 +41,7 @@ __all__ = [
     "Decomposition",
     "Difference",
     "Edit",
+    "Effect",
     "HeadView",
     "Heads",
     "Lens",
@@ -70,6 +72,7 @@ __all__ = [
     "compare",
     "copying_scores",
     "decompose",
+    "effect",
     "fold_norms",
     "freeze",
     "head_looks_for",
