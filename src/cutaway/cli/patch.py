@@ -43,6 +43,7 @@ def command(
     other: str | None,
     at: tuple[str, ...],
     over: Any,
+    stack: str | None,
     words: tuple[str, ...],
     position: int | None,
     top: int,
@@ -64,8 +65,8 @@ def command(
     sweeping = other is not None and not at
     if sweeping and (zero or scale):
         raise click.UsageError("--from without --at is a sweep, and edits nothing else.", context)
-    if over and not sweeping:
-        raise click.UsageError("--over is for --from without --at.", context)
+    if (over or stack) and not sweeping:
+        raise click.UsageError("--over and --stack are for --from without --at.", context)
     model, text = opened(settings, prompt, "patch --zero L3.H5")
     with as_input():
         if sweeping:
@@ -76,7 +77,7 @@ def command(
                     "a sweep asks about one word, or one against another", field="--word", got=len(words)
                 )
             more |= dict(zip(("answer", "against"), words, strict=False))
-            more |= {"over": over or "position", "target": target, "progress": not settings.quiet}
+            more |= {"over": over or "position", "stack": stack, "target": target, "progress": not settings.quiet}
             result = model.inside.patch_sweep(other, text, **more)
             emit_result(settings, result, prompt=text, **{"from": other})
             return

@@ -100,7 +100,8 @@ class Ground:
             if len(a) != len(b):
                 words = [f"{len(x)}: {self._split(x)}" for x in (a, b)]
                 what = "a pair's texts must have as many tokens"
-                raise RequestError(what, field="corrupt", expected=words[0], got=words[1])
+                hint = "Choose words that are as many tokens; `cutaway tokenize` shows how a text splits."
+                raise RequestError(what, field="corrupt", expected=words[0], got=words[1], hint=hint)
         return sides
 
     def _split(self, ids: list[int]) -> str:

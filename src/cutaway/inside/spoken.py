@@ -13,6 +13,7 @@ from cutaway.generation.voice import Prompt, Voice
 from cutaway.inspection.readout import Spell
 from cutaway.inspection.target import Target
 from cutaway.spec import ClassifierSpec, HeadSpec
+from cutaway.tokenizers.tokenizer import Piece
 
 Word: TypeAlias = str | int
 """A text that is one token, such as ``" Paris"``, or a token's id."""
@@ -48,7 +49,7 @@ class Spoken:
     def spell(self) -> Spell | None:
         """A token's id → its text; None without a tokenizer."""
         tokenizer = self.voice.tokenizer
-        return None if tokenizer is None else lambda token: tokenizer.target.pieces([token])[0].text
+        return None if tokenizer is None else lambda token: _shown(tokenizer.target.pieces([token])[0])
 
     def read(self, text: Prompt, target: str | Sequence[int] | None = None, field: str = "text") -> Heard:
         """A text, messages or ids; where a model fills blanks, ``[MASK]`` in a text is one.
@@ -155,4 +156,9 @@ class Spoken:
         tokenizer = self.voice.tokenizer
         if tokenizer is None:
             return None
-        return [piece.text for piece in (tokenizer.target if written else tokenizer).pieces(ids)]
+        return [_shown(piece) for piece in (tokenizer.target if written else tokenizer).pieces(ids)]
+
+
+def _shown(piece: Piece) -> str:
+    """A token's text; its bytes where they are no whole letters."""
+    return f"<{piece.bytes.hex(' ').upper()}>" if "\ufffd" in piece.text else piece.text

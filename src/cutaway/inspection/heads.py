@@ -68,7 +68,8 @@ class Heads(Shown):
         heads = [str(i) for i in range(next(iter(self.scores.values())).shape[1])]
         told = [kind for kind in ("previous", "duplicate", "induction", "copying") if kind in self.scores]
         best: list[list[str | int | float]] = [[kind, *one] for kind in told for one in self.top(kind, 3)]
-        parts.append(Rows("The highest", ["score", "layer", "head", "value"], best))
+        if best:
+            parts.append(Rows("The highest", ["score", "layer", "head", "value"], best))
         for kind, values in self.scores.items():
             scale: Scale = "share" if kind in SCORES[:4] else "signed" if kind == "copying" else "plain"
             title = f"{kind.capitalize()}: {MEANING[kind]}"

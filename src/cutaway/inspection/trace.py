@@ -144,8 +144,11 @@ class Trace(Mapping[str, Tensor], Shown):
             ]
             for name, tensor in self.items()
         ]
-        parts.append(Rows("Kept", ["quantity", "axes", "root mean square"], rows))
-        notes = ["Numbers are the model's own, unless it was edited."]
+        parts.append(Rows("Kept", ["quantity", "axes", "rms"], rows))
+        notes = [
+            "rms: the root of the mean square of what is there.",
+            "Numbers are the model's own, unless it was edited.",
+        ]
         if len(self.tokens) > ROWS:
             notes.insert(0, f"The first {ROWS} of {len(self.tokens)} texts are shown.")
         return Figure(f"Trace of {_size(self.lengths)}", parts, notes)

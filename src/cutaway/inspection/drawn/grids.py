@@ -35,8 +35,8 @@ def grid(part: Grid, look: Look) -> Iterator[Text]:
     rows, said = shared(part.rows)
     axes = f"{part.down} by {part.across}" if part.down and part.across else part.across or part.down
     head = Text(cut(clean(part.title, look), look.width, look), "bold")
-    if axes and axes not in part.title:
-        head.append(cut(f"  {axes}", max(look.width - width(head.plain), 0), look), "not bold dim")
+    if axes and axes not in part.title and width(head.plain) + 2 + width(axes) <= look.width:
+        head.append(f"  {axes}", "not bold dim")
     yield head
     if said:
         yield Text(cut(f"{part.down or 'row'} *: {said}", look.width, look), "dim")

@@ -44,7 +44,8 @@ def lines(figure: Figure, look: Look) -> Iterator[Text]:
     """A figure, line by line."""
     from rich.text import Text
 
-    yield styled(figure.title, look, "bold")
+    for line in textwrap.wrap(clean(figure.title, look), look.width) or [""]:
+        yield Text(line, "bold")
     for part in figure.parts:
         yield styled("", look)
         yield from _part(part, look)
@@ -111,9 +112,9 @@ def _bars(part: Bars, look: Look) -> Iterator[Text]:
     numbers = [say(value) for value in part.values]
     details = [clean(detail, look) for detail in part.details] if part.details else []
     wide = [max(map(width, column), default=0) for column in (shown, numbers, details)]
-    room = max(look.width - sum(wide) - 2 * (3 if details else 2), 4)
-    most = max(span(part.values, part.scale)[1], 1e-30)
     below = any(value < 0 for value in part.values)
+    room = max(look.width - sum(wide) - 2 * (2 + below + bool(details)), 4)
+    most = max(span(part.values, part.scale)[1], 1e-30)
     rows: list[list[str | Cell]] = []
     for i, value in enumerate(part.values):
         row = [Cell(shown[i]), Cell(numbers[i]), *_strips(value / most, room, look, below)]
@@ -125,7 +126,7 @@ def _strips(share: float, room: int, look: Look, below: bool) -> list[Cell]:
     """A bar; where there are numbers below zero, one to either side of a middle."""
     if not below:
         return [Cell(bar(share, room, look), "cyan")]
-    half = max((room - 2) // 2, 2)
+    half = max(room // 2, 2)
     left = ("#" if look.plain else "█") * round(max(-share, 0.0) * half)
     return [Cell(left.rjust(half), "magenta"), Cell(bar(max(share, 0.0), half, look), "cyan")]
 

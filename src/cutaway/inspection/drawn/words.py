@@ -60,7 +60,7 @@ class Numbers:
         self._scale, self._minus, self._most = scale, minus, most
         self._whole = all(value == int(value) for value in there) and scale == "plain"
         tiny = 0 < most < 0.01
-        self._decimals = 0 if self._whole or most >= 100 else 1 if most >= 10 else 2
+        self._decimals = 0 if self._whole or most >= 100 else 1 if most >= 10 else 2 if most >= 0.1 else 3
         self._odd = tiny and scale != "share"
 
     def __call__(self, value: float | None) -> str:
@@ -76,6 +76,10 @@ class Numbers:
             return self._signed(_short(abs(value)), value)
         text = f"{abs(value):.{self._decimals}f}"
         return "0" if float(text) == 0 else self._signed(text, value)
+
+    def tells(self, value: float) -> bool:
+        """Whether a number that is not zero does not look like it."""
+        return self._odd or float(f"{abs(value):.{self._decimals}f}") != 0
 
     def _signed(self, text: str, value: float) -> str:
         return f"{self._minus}{text}" if value < 0 else f"+{text}" if self._scale == "signed" else text
@@ -136,7 +140,7 @@ def in_column(cells: Sequence[str | int | float], look: Look) -> list[str]:
     """The cells of a column of a table; numbers with decimals in common, where that tells them apart."""
     there = [abs(cell) for cell in cells if not isinstance(cell, str) and cell and math.isfinite(cell)]
     there = [value for value in there if value > 1e-7 * max(there)]  # less is rounding, beside the others
-    if all(isinstance(cell, float) for cell in cells) and there and 1e-3 * max(there) <= min(there):
-        say = Numbers([float(cell) for cell in cells], "plain", "-" if look.plain else "−")
+    say = Numbers([float(cell) for cell in cells if not isinstance(cell, str)], "plain", "-" if look.plain else "−")
+    if all(isinstance(cell, float) for cell in cells) and there and say.tells(min(there)):
         return [say(float(cell)) or "-" for cell in cells]
     return [clean(cell, look) if isinstance(cell, str) else number(cell) for cell in cells]
