@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     type=click.Choice(["position", "head", "branch"]),
     help="Of --from without --at: layers by what. [position]",
 )
-@click.option(
-    "--word", "words", multiple=True, metavar="WORD", help="Tell of this word too; of a sweep, against another."
-)
+@click.option("--stack", type=click.Choice(["encoder", "decoder"]), help="Whose layers. [those before the head]")
+@click.option("--word", "words", multiple=True, metavar="WORD", help="Tell of it too; in a sweep, WORD less WORD2.")
 @click.option("--token", "position", type=int, metavar="N", help="Only at this token of the prompt, from 0.")
 @click.option("--top", type=COUNT, default=5, show_default=True, metavar="K", help="How many tokens of either answer.")
 @answer
