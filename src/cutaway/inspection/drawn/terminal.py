@@ -137,13 +137,13 @@ def _words(part: Words, look: Look) -> Iterator[Text]:
 
     yield styled(part.title + (f" ({part.unit})" if part.unit else ""), look, "bold")
     say, ends = Numbers(part.values, part.scale, "-" if look.plain else "−"), span(part.values, part.scale)
+    numbered = any(value is not None for value in part.values)
     above, under, used = Text(), Text(), 0
-    told_any = any(value is not None for value in part.values)
     for piece, value in zip(part.pieces, part.values, strict=True):
         word, told = cut(clean(piece, look), look.width, look), say(value)
         columns = max(width(word), width(told))
         if used and used + 1 + columns > look.width:
-            yield from (above, under)[: 1 + told_any]
+            yield from _both(above, under, numbered)
             above, under, used = Text(), Text(), 0
         if used:
             above.append(" ")
@@ -151,7 +151,15 @@ def _words(part: Words, look: Look) -> Iterator[Text]:
         above.append(word + " " * (columns - width(word)), painted(strength(value, ends)))
         under.append(told.rjust(columns), "dim")
         used += columns + bool(used)
-    yield from (above, under)[: 1 + told_any]
+    yield from _both(above, under, numbered)
+
+
+def _both(above: Text, under: Text, numbered: bool) -> Iterator[Text]:
+    """A line of pieces, and the numbers under it."""
+    yield above
+    if numbered:
+        under.rstrip()
+        yield under
 
 
 def _rows(part: Rows, look: Look) -> Iterator[Text]:
