@@ -149,4 +149,5 @@ def in_column(cells: Sequence[str | int | float], look: Look) -> list[str]:
     say = Numbers([float(cell) for cell in cells if not isinstance(cell, str)], "plain", "-" if look.plain else "−")
     if all(isinstance(cell, float) for cell in cells) and there and say.tells(min(there)):
         return [say(float(cell)) or "-" for cell in cells]
-    return [clean(cell, look) if isinstance(cell, str) else number(cell) for cell in cells]
+    minus = "-" if look.plain else "−"
+    return [clean(cell, look) if isinstance(cell, str) else number(cell).replace("-", minus) for cell in cells]
