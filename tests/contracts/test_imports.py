@@ -35,7 +35,7 @@ LEFT["edits"] = {*LEFT["inside"]}
 LEFT["model"] = {*LEFT["inside"], "inside", "tasks"}
 LEFT["store"] = {*LEFT["model"], "model"}
 LEFT["measure"] = {*LEFT["inspection"], "model"}
-LEFT["cli"] = {*LEFT["store"], "store", "measure"}
+LEFT["cli"] = {*LEFT["store"], "store", "measure", "edits"}
 
 
 def room(path: Path) -> str:
