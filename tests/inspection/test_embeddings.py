@@ -56,7 +56,7 @@ def test_analogies(model: Transformer, alike: Any) -> None:
     values[[5, 6, 7]] = -math.inf
     found = analogy(model, 5, 6, 7, k=4, alike=alike, spell=lambda t: f"w{t}")
     assert found.tokens == tuple(values.topk(4).indices.tolist())
-    assert found.what == "w5 − w6 + w7"
+    assert found.what == "“w5” − “w6” + “w7”"
     assert found.words[0] == f"w{found.tokens[0]}"
 
 

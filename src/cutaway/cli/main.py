@@ -48,7 +48,6 @@ cutaway run "Once upon a time"            complete a text (fetches a 94 MiB mode
 cutaway chat                              talk with it
 cutaway next "The capital of France is"   see what it expects next, and how surely
 cutaway show                              see what it is made of; --taps for every quantity inside
-cutaway lens "The Eiffel Tower is in"     see what each layer would say
 cutaway --help                            all verbs; cutaway VERB --help for one of them
 """
 
