@@ -13,7 +13,7 @@ ORACLES := .oracles
 export CUTAWAY_LLAMA_CPP_PYTHON ?= $(or $(wildcard $(CURDIR)/$(ORACLES)/bin/python),$(CURDIR)/$(BIN)/python)
 ORACLE = $(shell $(CUTAWAY_LLAMA_CPP_PYTHON) -c 'import llama_cpp' 2>/dev/null && echo yes)
 
-.PHONY: help demo test test-all lint models oracles bench families clean
+.PHONY: help demo test test-all lint models oracles bench families inside clean
 
 help:
 	@echo 'make demo      set up, fetch the default model (98 MB), and see it run'
@@ -61,6 +61,11 @@ test-all: lint models
 families: $(VENV)/ready-dev
 	CUTAWAY_MEASURED=.measured.json $(PYTEST) tests/reference -m 'not real and not oracle' -q
 	$(BIN)/python -m tests.reference.page .measured.json docs/families.md
+
+# What is found inside real models, as docs/inside.md.
+inside: models
+	$(BIN)/cutaway pull smollm2 -q; $(BIN)/cutaway pull gemma3-270m -q
+	$(BIN)/python -m benchmarks.inside
 
 # Compiles llama.cpp, which needs a C++ compiler and cmake. torch, transformers and the like are those of our own
 # environment, by its path: nothing is there twice, and nothing can replace what we are tested with.

@@ -52,7 +52,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("errors", "spec"):  # worth reading from a prompt
+    if name in ("edits", "errors", "spec"):  # worth reading from a prompt
         return importlib.import_module(f"cutaway.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'cutaway' has no attribute {name!r}")

@@ -31,6 +31,7 @@ from cutaway.tasks.whole import Ragged, final
 from cutaway.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from cutaway.inside import Inside
     from cutaway.inspection import Edit, Trace
 
 __all__ = ["Ids", "Message", "Model", "Prompt"]
@@ -319,6 +320,13 @@ class Model:
         return fill(self.transformer, self._voice.cutter("text"), found, top)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def inside(self) -> Inside[Model]:
+        """Lenses, attribution, circuits, embeddings, comparison: see :class:`cutaway.inside.Inside`."""
+        from cutaway.inside import Inside
+
+        return Inside(self._voice, lambda made: Model(made, self.tokenizer, self.settings, None, self.sentence))
 
     def trace(
         self,

@@ -15,6 +15,7 @@ SRC = Path(cutaway.__file__).parent
 # Room → the rooms it may import, besides itself. Drawn in docs/architecture.md.
 LEFT: dict[str, set[str]] = {
     "errors": set(),
+    "look": set(),
     "shapes": set(),
     "spec": {"errors"},
     "cache": {"errors", "shapes", "spec"},
@@ -24,12 +25,14 @@ LEFT: dict[str, set[str]] = {
     "formats": {"errors", "spec"},
     "families": {"errors", "spec", "formats"},
 }
-LEFT["checkpoints"] = {*LEFT, "checkpoints"} - {"checkpoints"}
+LEFT["checkpoints"] = {*LEFT} - {"look"}
 LEFT["tokenizers"] = {*LEFT["checkpoints"], "checkpoints"}
 LEFT["generation"] = {*LEFT["tokenizers"], "tokenizers"}
-LEFT["inspection"] = {*LEFT["generation"], "generation"}
+LEFT["inspection"] = {*LEFT["generation"], "generation", "look"}
 LEFT["tasks"] = {*LEFT["generation"], "generation"}
-LEFT["model"] = {*LEFT["inspection"], "inspection", "tasks"}
+LEFT["inside"] = {*LEFT["inspection"], "inspection"}
+LEFT["edits"] = {*LEFT["inside"]}
+LEFT["model"] = {*LEFT["inside"], "inside", "tasks"}
 LEFT["store"] = {*LEFT["model"], "model"}
 LEFT["measure"] = {*LEFT["inspection"], "model"}
 LEFT["cli"] = {*LEFT["store"], "store", "measure"}

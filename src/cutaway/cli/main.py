@@ -24,6 +24,15 @@ VERBS: dict[str, dict[str, str]] = {
         "next": "The next token's distribution, as bars.",
         "show": "What a model is made of, or one of its tensors.",
         "tokenize": "Text as tokens: ids, pieces, places, bytes.",
+        "lens": "What each layer would say, had the model ended there.",
+        "attribute": "What a score is made of, or which tokens it hangs on.",
+        "attn": "Who reads whom, in one layer or by one head.",
+        "heads": "What every head looks at, as scores.",
+        "neurons": "The neurons that add most to what comes next.",
+        "neighbors": "Words beside a word in the embedding table; analogies.",
+        "patch": "Change something inside, and see what comes of it.",
+        "compare": "Two models or prompts: the first quantity that differs.",
+        "trace": "Run once and keep what was named, as a file.",
     },
     "Set up": {
         "models": "The catalogue, and what of it is here.",
@@ -39,6 +48,7 @@ cutaway run "Once upon a time"            complete a text (fetches a 94 MiB mode
 cutaway chat                              talk with it
 cutaway next "The capital of France is"   see what it expects next, and how surely
 cutaway show                              see what it is made of; --taps for every quantity inside
+cutaway lens "The Eiffel Tower is in"     see what each layer would say
 cutaway --help                            all verbs; cutaway VERB --help for one of them
 """
 

@@ -44,7 +44,7 @@ def command(
     """Show what MODEL is made of, or the numbers of its TENSOR.
 
     MODEL is smollm2 if left out; -m MODEL says the same. TENSOR is a name of the tree (decoder.layers.3.attn.q) or of
-    the file. -v shows every layer, and the file's own names.
+    the file. -v shows every layer, and the file's own names. FILE.cut, a trace, is shown too.
     """
     words = list(names)
     if words and ctx.get_parameter_source("model") is ParameterSource.DEFAULT:
@@ -54,6 +54,13 @@ def command(
         raise click.UsageError(f"Got unexpected extra argument ({' '.join(words)})", ctx)
     if tensor is not None and (what or pattern or depth is not None):
         raise click.UsageError("TENSOR stands alone.", ctx)
+    if settings.model.endswith(".cut"):
+        if tensor is not None or what or pattern or depth is not None:
+            raise click.UsageError("A trace stands alone.", ctx)
+        from cutaway.cli.trace import show
+
+        show(settings, settings.model)
+        return
     resolved = find(settings)
     from cutaway.cli.anatomy import open_source
 

@@ -10,15 +10,18 @@ from cutaway.inspection.copying import copying_scores
 from cutaway.inspection.decompose import decompose
 from cutaway.inspection.decomposition import Decomposition, Share
 from cutaway.inspection.edits import add, freeze, mean, replace, scale, steer, zero
+from cutaway.inspection.effect import Effect, effect
 from cutaway.inspection.embeddings import Neighbours, Plane, analogy, neighbours, plane
 from cutaway.inspection.folding import fold_norms
 from cutaway.inspection.gradients import integrated_gradients, saliency
 from cutaway.inspection.heads import Heads, head_scores, repeated
 from cutaway.inspection.lens import Lens, lens
 from cutaway.inspection.metrics import Metric, TokenMetric, log_probability, logit_difference
+from cutaway.inspection.neurons import Neurons, neurons
 from cutaway.inspection.occlusion import occlusion
 from cutaway.inspection.patching import Sweep, patch_sweep
 from cutaway.inspection.paths import Paths, Receiver, path_sweep
+from cutaway.inspection.pattern import Pattern, pattern
 from cutaway.inspection.record import Recorder
 from cutaway.inspection.rewrite import Rewritten, centre_unembedding
 from cutaway.inspection.running import trace
@@ -38,13 +41,16 @@ __all__ = [
     "Decomposition",
     "Difference",
     "Edit",
+    "Effect",
     "HeadView",
     "Heads",
     "Lens",
     "Metric",
     "Neighbours",
+    "Neurons",
     "PatchEstimates",
     "Paths",
+    "Pattern",
     "Place",
     "Plane",
     "Receiver",
@@ -66,6 +72,7 @@ __all__ = [
     "compare",
     "copying_scores",
     "decompose",
+    "effect",
     "fold_norms",
     "freeze",
     "head_looks_for",
@@ -79,9 +86,11 @@ __all__ = [
     "loss_without",
     "mean",
     "neighbours",
+    "neurons",
     "occlusion",
     "patch_sweep",
     "path_sweep",
+    "pattern",
     "plane",
     "repeated",
     "replace",

@@ -15,6 +15,7 @@ from cutaway.inspection.change import Edit
 from cutaway.inspection.figure import Bars, Figure, Grid, Part
 from cutaway.inspection.readout import blocks, numbers, scored
 from cutaway.inspection.running import trace
+from cutaway.inspection.shown import Shown
 from cutaway.inspection.sites import Texts, check_texts, first_layer, stream_of
 from cutaway.inspection.steps import Progress, counted
 from cutaway.models import Transformer
@@ -26,8 +27,8 @@ Head: TypeAlias = tuple[str, int]
 """A branch's name, such as ``decoder.layers.3.attn``, and which head of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ablation:
+@dataclass(frozen=True, slots=True, repr=False)
+class Ablation(Shown):
     """The loss without each head.
 
     Attributes:

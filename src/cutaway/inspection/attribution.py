@@ -8,10 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from cutaway.inspection.figure import Figure, Words
+from cutaway.inspection.shown import Shown
 
 
-@dataclass(frozen=True, slots=True)
-class Attribution:
+@dataclass(frozen=True, slots=True, repr=False)
+class Attribution(Shown):
     """A number for each token that was read.
 
     Attributes:

@@ -13,6 +13,7 @@ from cutaway.errors import RequestError
 from cutaway.inspection.figure import Figure, Grid, Part
 from cutaway.inspection.probe import Measure, Question, derived
 from cutaway.inspection.reading import named, text_of
+from cutaway.inspection.shown import Shown
 from cutaway.inspection.target import Of
 from cutaway.models import Transformer
 from cutaway.spec.names import match, tap_names
@@ -20,8 +21,8 @@ from cutaway.spec.names import match, tap_names
 SUMMED = ("d_model", "d_head", "1")  # axes of a vector: what is patched is patched as a whole
 
 
-@dataclass(frozen=True, slots=True)
-class PatchEstimates:
+@dataclass(frozen=True, slots=True, repr=False)
+class PatchEstimates(Shown):
     """What putting each quantity of a clean run into a corrupt one would change, to first order.
 
     Attributes:

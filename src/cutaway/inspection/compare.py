@@ -14,6 +14,7 @@ from cutaway.generation.checks import check_ids, number
 from cutaway.inspection.figure import Bars, Figure, Part, Rows, Words
 from cutaway.inspection.readout import blocks, labels, scored
 from cutaway.inspection.running import trace
+from cutaway.inspection.shown import Shown
 from cutaway.models import Transformer
 from cutaway.spec import HeadSpec
 from cutaway.spec.names import axis_sizes, match, tap_names
@@ -45,8 +46,8 @@ class Difference:
     axes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison(Shown):
     """What differs between two runs, in the order of the computation.
 
     Attributes:
@@ -91,7 +92,7 @@ class Comparison:
         """The first difference, the worst of each layer, and where the answers part."""
         first = self.first
         parts: list[Part] = []
-        columns = ["quantity", "largest difference", "relative", "cosine", "at"]
+        columns = ["quantity", "largest", "relative", "cosine", "at"]
         if first is not None:
             after = [d for d in self.differences if d.relative > self.tolerance][:8]
             parts.append(Rows("The first that differ", columns, [_row(d) for d in after]))
@@ -118,7 +119,7 @@ class Comparison:
 
 
 def _row(d: Difference) -> list[str | float]:
-    where = ", ".join(f"{word} {i}" for word, i in zip(d.axes, d.where, strict=True) if word != "batch")
+    where = ", ".join(f"{word} {i}" for word, i in zip(d.axes, d.where, strict=True) if word not in ("batch", "1"))
     return [d.name, d.most, d.relative, d.cosine, where]
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor
 
 from cutaway.inspection.figure import Bars, Figure, Grid, Part
+from cutaway.inspection.shown import Shown
 
 PartKind: TypeAlias = Literal["embedding", "head", "feed-forward", "expert", "bias"]
 SHOWN = 20  # bars at most
@@ -31,8 +32,8 @@ class Share:
     value: float
 
 
-@dataclass(frozen=True, slots=True)
-class Decomposition:
+@dataclass(frozen=True, slots=True, repr=False)
+class Decomposition(Shown):
     """A number as the sum of what every part of the model adds to it.
 
     Attributes:

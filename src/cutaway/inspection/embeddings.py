@@ -13,6 +13,7 @@ from cutaway.errors import RequestError
 from cutaway.generation.checks import check_ids, whole
 from cutaway.inspection.figure import Bars, Figure, Part, Rows
 from cutaway.inspection.readout import Spell, blocks, labels, rows_of, table_of
+from cutaway.inspection.shown import Shown
 from cutaway.models import Transformer
 
 Alike: TypeAlias = Literal["cosine", "dot", "euclid"]
@@ -20,8 +21,8 @@ Table: TypeAlias = Literal["input", "output", "source"]
 _UNITS = {"cosine": "cosine", "dot": "dot product", "euclid": "distance"}
 
 
-@dataclass(frozen=True, slots=True)
-class Neighbours:
+@dataclass(frozen=True, slots=True, repr=False)
+class Neighbours(Shown):
     """Rows of a table that are nearest to a vector, the nearest first.
 
     Attributes:
@@ -92,7 +93,7 @@ def neighbours(
         vector, said, left = of.detach().float().reshape(-1).to(rows.device), "a vector", [*leave_out]
     else:
         (token,) = check_ids([of], rows.shape[0], "of")
-        vector, said = rows_of(rows, [token])[0], str(token) if spell is None else spell(token)
+        vector, said = rows_of(rows, [token])[0], str(token) if spell is None else f"“{spell(token)}”"
         left = [*leave_out, token]
     if vector.shape != (rows.shape[1],) or not bool(vector.isfinite().all()):
         wanted = f"{rows.shape[1]} finite numbers"
@@ -132,13 +133,13 @@ def analogy(
     if alike == "cosine":
         three = three / three.norm(dim=-1, keepdim=True).clamp(min=1e-12)
     vector = three[0] - three[1] + three[2]
-    words = [str(t) if spell is None else spell(t) for t in (a, b, c)]
+    words = [str(t) if spell is None else f"“{spell(t)}”" for t in (a, b, c)]
     what = "{} − {} + {}".format(*words)
     return neighbours(model, vector, k=k, alike=alike, table=table, leave_out=[a, b, c], what=what, spell=spell)
 
 
-@dataclass(frozen=True, slots=True)
-class Plane:
+@dataclass(frozen=True, slots=True, repr=False)
+class Plane(Shown):
     """Words as points of a plane.
 
     Attributes:

@@ -14,6 +14,7 @@ from cutaway.generation.checks import whole
 from cutaway.inspection.figure import Figure, Grid, Part, Rows, Scale
 from cutaway.inspection.readout import numbers
 from cutaway.inspection.running import trace
+from cutaway.inspection.shown import Shown
 from cutaway.inspection.sites import check_texts
 from cutaway.models import Transformer
 from cutaway.spec import AttentionSpec
@@ -34,8 +35,8 @@ MEANING = {
 Rule: TypeAlias = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class Heads:
+@dataclass(frozen=True, slots=True, repr=False)
+class Heads(Shown):
     """A score of each kind for every head.
 
     Attributes:
@@ -67,7 +68,8 @@ class Heads:
         heads = [str(i) for i in range(next(iter(self.scores.values())).shape[1])]
         told = [kind for kind in ("previous", "duplicate", "induction", "copying") if kind in self.scores]
         best: list[list[str | int | float]] = [[kind, *one] for kind in told for one in self.top(kind, 3)]
-        parts.append(Rows("The highest", ["score", "layer", "head", "value"], best))
+        if best:
+            parts.append(Rows("The highest", ["score", "layer", "head", "value"], best))
         for kind, values in self.scores.items():
             scale: Scale = "share" if kind in SCORES[:4] else "signed" if kind == "copying" else "plain"
             title = f"{kind.capitalize()}: {MEANING[kind]}"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cutaway.errors import RequestError
 from cutaway.generation.checks import check_ids, whole
-from cutaway.inspection.figure import Bars, Figure, Grid, Part
+from cutaway.inspection.figure import Figure, Grid, Part, Rows
 from cutaway.inspection.points import Kind, Translator, Vectors, default_points, point_names, short, vectors
 from cutaway.inspection.readout import (
     Spell,
@@ -19,12 +19,15 @@ from cutaway.inspection.readout import (
     contributed,
     labels,
     numbers,
+    percent,
     read_out,
     scored,
+    seen,
     token_head,
     whole_sum,
 )
 from cutaway.inspection.running import trace
+from cutaway.inspection.shown import Shown
 from cutaway.models import Transformer
 
 TOLD = ("tokens", "values", "target_value", "rank", "divergence", "entropy")
@@ -32,8 +35,8 @@ TOLD = ("tokens", "values", "target_value", "rank", "divergence", "entropy")
 Target: TypeAlias = Literal["final", "next"] | int | Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Lens:
+@dataclass(frozen=True, slots=True, repr=False)
+class Lens(Shown):
     """What each point of the stream would say, at each position.
 
     Of a *stream* the values are probabilities. Of a *part*, which was added to the stream, they are what it adds to the
@@ -78,6 +81,8 @@ class Lens:
         streams = [i for i, kind in enumerate(self.kinds) if kind != "part"]
         others = [i for i, kind in enumerate(self.kinds) if kind == "part"]
         parts: list[Part] = []
+        if streams and not others and len(self.positions) == 1:
+            return Figure(f"Lens of “{self.pieces[0]}” (position {self.positions[0]})", [self._alone(rows)], self.notes)
         if streams:
             parts.append(self._grid("Likeliest token", streams, rows, self.values[..., 0], "share", best=True))
             parts.append(self._grid("Nats from the final distribution", streams, rows, self.divergence, "plain"))
@@ -86,13 +91,23 @@ class Lens:
         if bool((self.target >= 0).any()):
             ranks = torch.where(self.rank < 0, float("nan"), self.rank.double())
             words = ", ".join(dict.fromkeys(self.word(t) for t in self.target.tolist() if t >= 0))
-            said = words if len(words) <= 60 else "the target"
+            said = f"“{words}”" if len(words) <= 60 else "the target"
             parts.append(self._grid(f"Tokens before {said}", [*streams, *others], rows, ranks, "plain"))
-        if len(self.positions) == 1 and bool((self.target >= 0).all()) and streams:
-            values = [float(self.target_value[i, 0]) for i in streams]
-            title = f"Probability of {self.word(int(self.target[0]))}"
-            parts.append(Bars(title, [rows[i] for i in streams], values, "probability", "share"))
         return Figure("Lens", parts, self.notes)
+
+    def _alone(self, points: list[str]) -> Rows:
+        """Of one position: a row for each point."""
+        target = int(self.target[0])
+        followed = [] if target < 0 else [f"“{self.word(target)}”", "before it"]
+        rows: list[list[str | int | float]] = []
+        for i, point in enumerate(points):
+            first, *then = self.tokens[i, 0, :4].tolist()
+            rest = " ".join(seen(self.word(token)) for token in then)
+            fares: list[str | int] = [percent(float(self.target_value[i, 0])), int(self.rank[i, 0])] if followed else []
+            best = [self.word(first), percent(float(self.values[i, 0, 0])), rest]
+            rows.append([point, *best, *fares, float(self.divergence[i, 0])])
+        columns = ["layer", "says", "at", "then", *followed, "nats"]
+        return Rows("What each layer would say, and its distance from the end in nats", columns, rows)
 
     def _grid(
         self,

@@ -37,7 +37,7 @@ class TokenMetric:
         """What it is, for a title."""
         if len(self.token) > 1:
             return "log-probability" if self.against is None else "difference of two scores"
-        write = spell or str
+        write: Spell = str if spell is None else lambda token: f"“{spell(token)}”"
         if self.against is None:
             return f"log-probability of {write(self.token[0])}"
         return f"score of {write(self.token[0])} less that of {write(self.against[0])}"

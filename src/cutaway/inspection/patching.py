@@ -17,6 +17,7 @@ from cutaway.generation.checks import whole
 from cutaway.inspection.figure import Bars, Figure, Grid
 from cutaway.inspection.metrics import Metric, TokenMetric
 from cutaway.inspection.readout import Spell, labels, numbers
+from cutaway.inspection.shown import Shown
 from cutaway.inspection.sites import (
     HEADS,
     TOKENS,
@@ -37,8 +38,8 @@ Over: TypeAlias = Literal["position", "head", "branch"]
 Direction: TypeAlias = Literal["denoise", "noise"]
 
 
-@dataclass(frozen=True, slots=True)
-class Sweep:
+@dataclass(frozen=True, slots=True, repr=False)
+class Sweep(Shown):
     """What a metric became for each piece that was put from one run into another.
 
     Attributes:

@@ -27,6 +27,7 @@ from cutaway.inspection.figure import Bars, Figure, Grid, Part
 from cutaway.inspection.metrics import Metric, TokenMetric
 from cutaway.inspection.patching import Direction
 from cutaway.inspection.readout import Spell, numbers
+from cutaway.inspection.shown import Shown
 from cutaway.inspection.sites import (
     HEADS,
     Asked,
@@ -48,8 +49,8 @@ END = "end"
 READS = ("q", "k", "v")
 
 
-@dataclass(frozen=True, slots=True)
-class Paths:
+@dataclass(frozen=True, slots=True, repr=False)
+class Paths(Shown):
     """What a metric became when each sender alone told the receivers what it would have told them of the other text.
 
     Attributes:

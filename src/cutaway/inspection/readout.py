@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cutaway.errors import RequestError
+from cutaway.look import Look, visible
 from cutaway.models import Transformer
 from cutaway.models.head import Head
 from cutaway.modules.norm import Norm
@@ -134,6 +135,19 @@ def numbers(values: Tensor) -> Any:
         value = values.item()
         return None if value != value else value
     return [numbers(value) for value in values]
+
+
+def seen(word: str) -> str:
+    """A token among others in a line, its spaces shown."""
+    return visible(word, Look())
+
+
+def percent(share: float) -> str:
+    """
+    >>> percent(0.613), percent(0.00004)
+    ('61.3 %', '<0.1 %')
+    """
+    return "<0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
 
 
 def labels(ids: Sequence[int], pieces: Sequence[str] | None) -> list[str]:

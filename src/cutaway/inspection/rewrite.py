@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cutaway.errors import RequestError
 from cutaway.inspection.figure import Figure, Rows
+from cutaway.inspection.shown import Shown
 from cutaway.kernels import Stored
 from cutaway.models import Transformer
 from cutaway.models.fused import FusedStack
@@ -24,8 +25,8 @@ from cutaway.spec.parameters import parameter_shapes
 from cutaway.spec.serial import spec_to_json
 
 
-@dataclass(frozen=True, slots=True)
-class Rewritten:
+@dataclass(frozen=True, slots=True, repr=False)
+class Rewritten(Shown):
     """A new model, and what is different in it.
 
     Attributes:

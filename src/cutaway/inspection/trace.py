@@ -11,12 +11,16 @@ from torch import Tensor
 from cutaway.errors import NameNotFound, RequestError
 from cutaway.formats.files import StrPath
 from cutaway.inspection import traced_file
+from cutaway.inspection.figure import Figure, Part, Rows, Words
+from cutaway.inspection.shown import Shown
 from cutaway.inspection.traced_file import Facts
 from cutaway.spec import ModelSpec
 from cutaway.spec.names import match
 
+ROWS, NAMES = 8, 40  # texts that a figure shows, names that a repr has
 
-class Trace(Mapping[str, Tensor]):
+
+class Trace(Mapping[str, Tensor], Shown):
     """Name → tensor, with the words for its axes. A pattern will do where it means one name.
 
     Where rows differ in length a row's own tokens come first, and after them NaN (−1 in whole numbers): "nothing
@@ -121,17 +125,61 @@ class Trace(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._kept)
 
+    def figure(self) -> Figure:
+        """The texts, and what is kept of them."""
+        parts: list[Part] = []
+        for i, row in enumerate(self.tokens[:ROWS]):
+            pieces = [str(token) for token in row] if self.pieces is None else self.pieces[i]
+            parts.append(Words(f"Text {i}" if len(self.tokens) > 1 else "Text", pieces, [None] * len(row)))
+            if self.sources is not None:
+                read = (
+                    [str(token) for token in self.sources[i]] if self.source_pieces is None else self.source_pieces[i]
+                )
+                parts.append(Words("Its source", read, [None] * len(read)))
+        rows: list[list[str | int | float]] = [
+            [
+                name,
+                " × ".join(f"{word} {n}" for word, n in zip(self.axes[name], tensor.shape, strict=True)),
+                _rms(tensor),
+            ]
+            for name, tensor in self.items()
+        ]
+        parts.append(Rows("Kept", ["quantity", "axes", "rms"], rows))
+        notes = [
+            "rms: the root of the mean square of what is there.",
+            "Numbers are the model's own, unless it was edited.",
+        ]
+        if len(self.tokens) > ROWS:
+            notes.insert(0, f"The first {ROWS} of {len(self.tokens)} texts are shown.")
+        return Figure(f"Trace of {_size(self.lengths)}", parts, notes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is kept and of what, without the numbers: those are in the file."""
+        kept = [{"name": k, "axes": [*self.axes[k]], "shape": [*t.shape], "rms": _rms(t)} for k, t in self.items()]
+        texts = {"tokens": self.tokens, "pieces": self.pieces, "sources": self.sources}
+        return {**texts, "source_pieces": self.source_pieces, "kept": kept}
+
     def __repr__(self) -> str:
         """Every name with its axes and their sizes, as a table."""
         width = max(map(len, self._kept), default=0)
-        sizes = (
-            " × ".join(f"{word} {n}" for word, n in zip(self.axes[k], t.shape, strict=True)) for k, t in self.items()
-        )
+        sizes = (_sizes(self.axes[k], t) for k, t in self.items())
         lines = [f"  {name:<{width}}  {words}" for name, words in zip(self._kept, sizes, strict=True)]
         kept = len(self)
+        if kept > NAMES:
+            lines[NAMES:] = [f"  … and {kept - NAMES} more"]
         return "\n".join(
             [f"Trace of {_size(self.lengths)}: {kept} {'quantity' if kept == 1 else 'quantities'}", *lines]
         )
+
+
+def _sizes(axes: Sequence[str], tensor: Tensor) -> str:
+    return " × ".join(f"{word} {n}" for word, n in zip(axes, tensor.shape, strict=True))
+
+
+def _rms(tensor: Tensor) -> float:
+    """Of what is there and finite."""
+    numbers = tensor.detach().double()
+    return float(numbers[numbers.isfinite()].square().mean().sqrt()) if bool(numbers.isfinite().any()) else 0.0
 
 
 def _size(lengths: Sequence[int]) -> str:

@@ -24,7 +24,9 @@ from cutaway.inspection.readout import (
     blocks,
     check_whole_sum,
     contributed,
+    seen,
 )
+from cutaway.inspection.shown import Shown
 from cutaway.models import Transformer
 from cutaway.modules.attention import Attention
 from cutaway.modules.bias import ScoreBias
@@ -33,8 +35,8 @@ from cutaway.modules.score import Attending, scores
 from cutaway.modules.stack import Stack
 
 
-@dataclass(frozen=True, slots=True)
-class HeadView:
+@dataclass(frozen=True, slots=True, repr=False)
+class HeadView(Shown):
     """For each token, the tokens that a head would most look at, or whose scores it would most raise.
 
     Attributes:
@@ -83,13 +85,13 @@ class HeadView:
             )
         ]
         does, other = ("looks for", "looks away from") if self.kind == "looks_for" else ("raises", "lowers")
-        columns = ["token", does, other, "itself", "tokens before itself"]
+        columns = ["token", does, other, "itself", "ahead of it"]
         at = "" if self.distance is None else f", {self.distance} tokens back"
         parts: list[Part] = [Rows(f"What the head {does}{at}", columns, rows)]
         return Figure(f"{self.branch}[{self.head}]", parts, self.notes)
 
     def _listed(self, tokens: Tensor, values: Tensor) -> str:
-        return ", ".join(f"{self.word(t)} {v:.2f}" for t, v in zip(tokens.tolist(), values.tolist(), strict=True))
+        return ", ".join(f"{seen(self.word(t))} {v:.2f}" for t, v in zip(tokens.tolist(), values.tolist(), strict=True))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain lists and numbers."""

@@ -1,0 +1,65 @@
+"""``cutaway attribute``: what a score is made of, or which tokens it hangs on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cutaway.cli.common import Settings, as_input
+from cutaway.cli.options import shared
+from cutaway.cli.seeing import answer, at_token, emit_result, opened
+
+METHODS = ("parts", "ig", "grad", "occlusion")
+
+
+@click.command("attribute")
+@click.argument("prompt", required=False)
+@click.option("--of", "word", metavar="WORD", help="The word, or label, whose score it is. [what the model says]")
+@click.option("--contrast", metavar="WORD2", help="The score's difference from this word's.")
+@click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    default="parts",
+    show_default=True,
+    help="parts: the exact sum of heads, networks and biases. ig, grad, occlusion: a number for each token.",
+)
+@click.option("--baseline", metavar="WORD", help="Of ig and occlusion: what tokens are compared with. [nothing]")
+@click.option("--steps", type=click.IntRange(1, 10_000), help="Of ig: places on the way. [50]")
+@at_token
+@answer
+@shared("model", "load", "output")
+def command(
+    settings: Settings,
+    /,
+    prompt: str | None,
+    word: str | None,
+    contrast: str | None,
+    method: str,
+    baseline: str | None,
+    steps: int | None,
+    position: int | None,
+    target: str | None,
+) -> None:
+    """Explain the score of what comes after PROMPT.
+
+    By default as a sum that is exact but for the scale of norms, which is held. --method gives every token of the
+    prompt a number instead: slopes and what a text without the token gives, each with its own limits.
+    """
+    if (baseline is not None and method not in ("ig", "occlusion")) or (steps is not None and method != "ig"):
+        raise click.UsageError(f"--method {method} has no such option.", click.get_current_context())
+    model, text = opened(settings, prompt, "attribute")
+    more: dict[str, Any] = {"position": position, "target": target}
+    more |= {} if baseline is None else {"baseline": baseline}
+    more |= {} if steps is None else {"steps": steps}
+    with as_input():
+        inside = model.inside
+        of = word if contrast is None else (word, contrast)
+        run: dict[str, Any] = {
+            "parts": inside.decompose,
+            "ig": inside.integrated_gradients,
+            "grad": inside.saliency,
+            "occlusion": inside.occlusion,
+        }
+        result = run[method](text, of, **more)
+    emit_result(settings, result, prompt=text)

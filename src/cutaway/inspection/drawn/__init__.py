@@ -1,0 +1,1 @@
+"""Figures, drawn: for a terminal, and as a page of HTML."""
