@@ -42,10 +42,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 def same(found: Any, wanted: Any) -> None:
     """Equal, but for words."""
     assert type(found) is type(wanted)
-    one, two = found.as_dict(), wanted.as_dict()
-    assert {key: one[key] for key in one if key not in ("words", "pieces", "what", "metric", "source_pieces")} == {
-        key: two[key] for key in one if key not in ("words", "pieces", "what", "metric", "source_pieces")
-    }
+    words = ("words", "pieces", "what", "metric", "source_pieces", "columns")
+    one, two = ({key: value for key, value in x.as_dict().items() if key not in words} for x in (found, wanted))
+    assert one == two
 
 
 TEXT = "the end"
@@ -165,9 +164,12 @@ def test_a_source_and_a_target(made: Made) -> None:
     assert inside.attention(TEXT, "encoder.layers.0.attn").keys == found.keys
     swept = inside.patch_sweep(TEXT, "the bnd", "a", "b", stack="encoder")
     assert "".join(swept.columns) == TEXT
-    assert inside.head_scores(TEXT).layers[0] == "encoder.layers.0.attn"
+    assert inside.head_scores(TEXT, target="ab").layers[0] == "encoder.layers.0.attn"
     assert inside.neurons(TEXT, k=2).branches[0].startswith("decoder.layers.")
     assert inside.occlusion(TEXT, "a").source_pieces == found.keys
+    with pytest.raises(RequestError, match="two tokens or more"):
+        inside.head_scores(TEXT)
+    assert inside.head_scores().scores["induction"].isfinite().any()
     with pytest.raises(RequestError, match="one text"):
         made("llama").inside.lens(TEXT, target="a")
 
@@ -192,7 +194,8 @@ def test_an_effect_is_the_edited_answer(made: Made) -> None:
     model = made("llama")
     change = {"decoder.layers.1.attn.z": edits.zero(heads=1), "decoder.layers.2.mlp.out": edits.scale(0.5)}
     found = model.inside.effect(TEXT, change, k=3, also=[" the"])
-    plain, edited = (model.trace(TEXT, "logits", edits=some)["logits"][0, -1].log_softmax(-1) for some in (None, change))
+    runs = [model.trace(TEXT, "logits", edits=some)["logits"][0, -1] for some in (None, change)]
+    plain, edited = (run.log_softmax(-1) for run in runs)
     assert found.before == pytest.approx(plain[list(found.tokens)].tolist())
     assert found.after == pytest.approx(edited[list(found.tokens)].tolist())
     assert found.tokens[:3] == tuple(plain.topk(3).indices.tolist())

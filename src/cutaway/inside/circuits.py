@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cutaway import inspection
+from cutaway.errors import RequestError
 from cutaway.generation.voice import Prompt
 from cutaway.inside.ground import Branch, Ground, Target, Texts
 from cutaway.inside.spoken import Word
@@ -64,6 +65,9 @@ class Circuits(Ground):
             rows = self.repeated()
             return inspection.head_scores(self._model, [[*self._voice.start(), *row] for row in rows], sources=rows)
         each = self._several(self.repeated() if texts is None else texts, None, target)
+        if each[0].source is not None and len(each[0].ids) < 2:
+            hint = "Give target=: what its decoder has written so far."
+            raise RequestError("heads are scored on two tokens or more", field="target", got=target, hint=hint)
         sources = None if each[0].source is None else [one.source or [] for one in each]
         return inspection.head_scores(self._model, [one.ids for one in each], sources=sources)
 

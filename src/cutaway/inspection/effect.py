@@ -48,7 +48,7 @@ class Effect(Shown):
         """A row for each token, the likeliest before first."""
         shares = torch.tensor([self.before, self.after]).exp().tolist()
         rows: list[list[str | int | float]] = [
-            [word, percent(shares[0][i]), percent(shares[1][i]), self.after[i] - self.before[i]]
+            [word, percent(shares[0][i]), percent(shares[1][i]), round(self.after[i] - self.before[i], 3)]
             for i, word in enumerate(self.words)
         ]
         parts: list[Part] = [Rows("The answer", ["token", "before", "after", "change in nats"], rows)]

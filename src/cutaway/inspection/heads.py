@@ -47,7 +47,7 @@ class Heads(Shown):
 
     layers: tuple[str, ...]
     scores: dict[str, Tensor]
-    notes: tuple[str, ...] = (NOT_WHY,)
+    notes: tuple[str, ...] = ("Scores are means over the model's own weights on these texts.", NOT_WHY)
 
     def top(self, kind: str, n: int = 10) -> list[tuple[str, int, float]]:
         """The heads that score highest: (layer, head, score).

@@ -9,7 +9,7 @@ import html
 from collections.abc import Callable, Sequence
 
 from cutaway.inspection.drawn.style import STYLE
-from cutaway.inspection.drawn.words import Numbers, clean, in_column, shared, span, strength
+from cutaway.inspection.drawn.words import Numbers, clean, in_column, longest, shared, span, strength
 from cutaway.inspection.figure import Bars, Figure, Grid, Part, Rows, Words
 from cutaway.look import Look
 
@@ -98,12 +98,12 @@ def _grid(part: Grid, most: int) -> str:
 
 
 def _bars(part: Bars, most: int) -> str:
-    say, ends = Numbers(part.values, part.scale), span(part.values, part.scale)
+    say, end = Numbers(part.values, part.scale), longest(part.values, part.scale)
     shown = min(len(part.values), max(most // 3, 1))
     rows = []
     for i in range(shown):
         value = part.values[i]
-        share = min(abs(value) / max(abs(ends[1]), 1e-30), 1.0) if value == value else 0.0
+        share = min(abs(value) / end, 1.0) if value == value else 0.0
         below = ' class="below"' if value < 0 else ""
         # The number says it; what is drawn is for eyes alone.
         drawn = f'<td aria-hidden="true"><b{below} style="width:{100 * share:.1f}%"></b></td>'

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cutaway.inspection.drawn.grids import grid
 from cutaway.inspection.drawn.hues import painted
-from cutaway.inspection.drawn.words import Numbers, clean, in_column, shared, span, strength
+from cutaway.inspection.drawn.words import Numbers, clean, in_column, longest, shared, span, strength
 from cutaway.inspection.figure import Bars, Figure, Grid, Part, Rows, Words
 from cutaway.look import Cell, Look, bar, cut, table, width
 
@@ -48,7 +48,9 @@ def lines(figure: Figure, look: Look) -> Iterator[Text]:
         yield Text(line, "bold")
     for part in figure.parts:
         yield styled("", look)
-        yield from _part(part, look)
+        for drawn in _part(part, look):
+            drawn.truncate(look.width)  # where there is no room for anything
+            yield drawn
     if figure.notes:
         yield styled("", look)
     for note in figure.notes:
@@ -114,7 +116,7 @@ def _bars(part: Bars, look: Look) -> Iterator[Text]:
     wide = [max(map(width, column), default=0) for column in (shown, numbers, details)]
     below = any(value < 0 for value in part.values)
     room = max(look.width - sum(wide) - 2 * (2 + below + bool(details)), 4)
-    most = max(span(part.values, part.scale)[1], 1e-30)
+    most = longest(part.values, part.scale)
     rows: list[list[str | Cell]] = []
     for i, value in enumerate(part.values):
         row = [Cell(shown[i]), Cell(numbers[i]), *_strips(value / most, room, look, below)]

@@ -26,6 +26,12 @@ def span(values: Iterable[float | None], scale: Scale) -> tuple[float, float]:
     return (min(low, 0.0) if low < 0 else 0.0 if low < high / 2 else low), (high if high > low else low + 1.0)
 
 
+def longest(values: Iterable[float], scale: Scale) -> float:
+    """The number whose bar takes all the room."""
+    most = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    return 1.0 if scale == "share" or not most else most
+
+
 def strength(value: float | None, ends: tuple[float, float]) -> int:
     """How strong a colour is, from 0 to ``STEPS``; below zero of what is negative.
 
@@ -143,4 +149,5 @@ def in_column(cells: Sequence[str | int | float], look: Look) -> list[str]:
     say = Numbers([float(cell) for cell in cells if not isinstance(cell, str)], "plain", "-" if look.plain else "−")
     if all(isinstance(cell, float) for cell in cells) and there and say.tells(min(there)):
         return [say(float(cell)) or "-" for cell in cells]
-    return [clean(cell, look) if isinstance(cell, str) else number(cell) for cell in cells]
+    minus = "-" if look.plain else "−"
+    return [clean(cell, look) if isinstance(cell, str) else number(cell).replace("-", minus) for cell in cells]
