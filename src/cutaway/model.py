@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import torch
 from torch import Tensor
@@ -21,9 +21,6 @@ from cutaway.generation.progress import Report, Tally, meter
 from cutaway.generation.score import Score, score
 from cutaway.generation.streamed import Stream, check_one
 from cutaway.generation.voice import Message, Prompt, Voice, as_asked
-from cutaway.inside import Inside
-from cutaway.inspection import Edit, Trace, trace
-from cutaway.inspection.running import watched
 from cutaway.models import Transformer
 from cutaway.spec import GenerationSettings, ModelSpec
 from cutaway.spec.sentence import SentenceSettings
@@ -32,6 +29,10 @@ from cutaway.tasks.labels import classify, tag
 from cutaway.tasks.vectors import embed
 from cutaway.tasks.whole import Ragged, final
 from cutaway.tokenizers.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from cutaway.inside import Inside
+    from cutaway.inspection import Edit, Trace
 
 __all__ = ["Ids", "Message", "Model", "Prompt"]
 
@@ -323,6 +324,8 @@ class Model:
     @property
     def inside(self) -> Inside[Model]:
         """Lenses, attribution, circuits, embeddings, comparison: see :class:`cutaway.inside.Inside`."""
+        from cutaway.inside import Inside
+
         return Inside(self._voice, lambda made: Model(made, self.tokenizer, self.settings, None, self.sentence))
 
     def trace(
@@ -360,6 +363,8 @@ class Model:
             NameNotFound: a pattern matches nothing; the hint has the nearest names.
             RequestError: something makes no sense, by name; an edit that takes hold of nothing.
         """
+        from cutaway.inspection.running import trace, watched  # a room that a model which only writes does without
+
         ids, sampling = self._voice.all_ids(prompt), watched(self._voice, options)
         rows, sources = ids, None
         if self.spec.source is not None:

@@ -153,7 +153,7 @@ class Count:
         return self
 
     def wants(self, name: str) -> bool:
-        return False
+        return name not in ("scores", "weights", "head_out")  # which would be computed in another way
 
     def __call__(self, name: str, value: Tensor) -> Tensor:
         self.names.append(name)

@@ -119,7 +119,7 @@ class Count:
         return Count(f"{self._at}{scope}.", self.names)
 
     def wants(self, name: str) -> bool:
-        return False
+        return name not in ("scores", "weights", "head_out")  # which would be computed in another way
 
     def __call__(self, name: str, value: Tensor) -> Tensor:
         self.names[self._at + name] = self.names.get(self._at + name, 0) + 1

@@ -29,7 +29,7 @@ class Tap(Protocol):
         ...
 
     def wants(self, name: str) -> bool:
-        """Whether this quantity is wanted: some are computed only then."""
+        """Whether this quantity is wanted: some are computed, and blocks are looked into, only then."""
         ...
 
     def __call__(self, name: str, value: Tensor) -> Tensor:
