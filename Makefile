@@ -17,7 +17,7 @@ ORACLE = $(shell $(CUTAWAY_LLAMA_CPP_PYTHON) -c 'import llama_cpp' 2>/dev/null &
 
 help:
 	@echo 'make demo      set up, fetch the default model (98 MB), and see it run'
-	@echo 'make test      set up, lint, type-check, and run the tests (10 minutes on two cores)'
+	@echo 'make test      set up, lint, type-check, and run the tests (13 minutes on two cores)'
 	@echo 'make test-all  the same and the slow sweeps'
 	@echo 'make oracles   other libraries, for tests that ask llama.cpp and for benchmarks (it is built: 10 minutes); one'
 	@echo '               that is installed elsewhere will do: CUTAWAY_LLAMA_CPP_PYTHON=/path/to/its/python make test'
