@@ -155,7 +155,7 @@ def test_metrics() -> None:
     expected = scores.log_softmax(-1)[:, torch.arange(3), torch.tensor([1, 2, 3])]
     torch.testing.assert_close(log_probability([1, 2, 3])(scores), expected)
     torch.testing.assert_close(logit_difference(4, 5)(scores), scores[..., 4] - scores[..., 5])
-    assert logit_difference(4, 5).words(lambda t: f"w{t}") == "score of w4 less that of w5"
+    assert logit_difference(4, 5).words(lambda t: f"w{t}") == "score of “w4” less that of “w5”"
     model = tiny.transformer("llama")
     found = patch_sweep(model, [CLEAN], [CORRUPT], lambda s: s[..., 21] - s[..., 34])
     torch.testing.assert_close(found.values, patch_sweep(model, [CLEAN], [CORRUPT], METRIC).values)
@@ -216,7 +216,7 @@ def test_shown() -> None:
     found = patch_sweep(model, [CLEAN], [CORRUPT], METRIC, pieces=list("abcdefg"), spell=lambda t: f"w{t}")
     grid = found.figure().parts[0]
     assert list(grid.columns) == list("abcdefg")
-    assert found.metric == "score of w21 less that of w34"
+    assert found.metric == "score of “w21” less that of “w34”"
     assert found.as_dict()["normalised"][0][6] == found.normalised[0, 6]
     best = found.top(1)[0]
     assert best[2] == float(found.normalised.max())

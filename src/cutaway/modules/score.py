@@ -43,12 +43,13 @@ def scores(q: QueryByHead, k: KeyByHead, a: Attending, queries: Tensor, keys: Te
     """
     spec = a.spec
     # Query head h reads key/value head h // group: fold the group beside its key/value head.
-    q = q if spec.score_scale == 1.0 else q * spec.score_scale  # rather than all pairs
     folded = q.unflatten(1, (spec.n_kv_heads, spec.n_heads // spec.n_kv_heads))
     out = (folded @ k.unsqueeze(2).transpose(-1, -2)).flatten(1, 2)
     if spec.relative is not None and a.near_keys is not None:
         by_distance = q @ a.near_keys.t()
         out = out + by_distance.gather(-1, near_rows(spec.relative, queries, keys).expand_as(out))
+    # The products, not the queries, as the reference does: in half precision they round elsewhere.
+    out = out * spec.score_scale
     if spec.soft_cap is not None:
         out = torch.tanh(out / spec.soft_cap) * spec.soft_cap
     if spec.bias is not None and a.table is not None:
