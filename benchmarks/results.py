@@ -36,7 +36,7 @@ def line(claim: Claim, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """A claim and what became of it."""
     asked = f"{KINDS[claim.kind]} {claim.reach:g}"
     result = found.get(claim.result)
-    if result is None:
+    if result is None or (claim.kind != "share" and claim.peer not in result["values"]):
         return [claim.row, claim.peer, "", "", "", asked, "never run"]
     values, unit = result["values"], result["unit"]
     ratio, mine = spread(claim.ratios(result)), spread(values[claim.mine])["median"]
