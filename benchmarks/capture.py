@@ -55,6 +55,14 @@ def agree(found: dict[str, dict[str, list[float]]]) -> float:
     return most
 
 
+def alone(one: Contestant, asked: dict[str, Any]) -> float:
+    """Bytes of the first capture of a process of its own: nothing is left over from others, on either side."""
+    one.start()
+    found = one.do("memory", **asked)
+    one.stop()
+    return float(found["peak"])
+
+
 def measure(row: str, path: Path, rounds: int, quick: bool) -> None:
     """Compare, measure, print, keep."""
     kinds, layers = ROWS[row]
@@ -75,9 +83,9 @@ def measure(row: str, path: Path, rounds: int, quick: bool) -> None:
     plain = Contestant("plain pass", "capture")
     plain.do = lambda what, **given: ours.do("plain", ids=ids)  # type: ignore[method-assign]
     answers = in_turns([ours, plain, *contestants[1:]], "watch", rounds, **asked)
-    peaks = {one.name: [one.do("memory", **asked)["peak"] / 2**20 for _ in range(3)] for one in contestants}
     for one in contestants:
         one.stop()
+    peaks = {one.name: [alone(one, asked) / 2**20 for _ in range(1 if quick else 3)] for one in contestants}
     seconds = {name: [1000 * one["seconds"] for one in said] for name, said in answers.items()}
     processor = {name: [1000 * one["processor"] for one in said] for name, said in answers.items()}
     show(seconds, "ms")

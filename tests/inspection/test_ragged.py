@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -103,3 +105,34 @@ def test_ragged_encoders(case: str, tmp_path: Path) -> None:
     found = trace(model, prompts(), ("*",))
     most = is_rows_of_one_pass(model, found)
     print(f"{case}: ragged {most:.1e}")
+
+
+def bytes_alive() -> int:
+    """Bytes behind all tensors that Python can reach."""
+    gc.collect()
+    found = {}
+    for thing in gc.get_objects():
+        if type(thing) in (Tensor, torch.nn.Parameter):
+            storage = thing.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("options", [{"max_tokens": 2}, {"stop": True}, {}])
+def test_fifty_captures_are_fifty_tensors(options: dict[str, Any]) -> None:
+    """Case I05, ragged: whichever way they are run, and after an edit has raised."""
+    model, name = tiny.transformer("llama"), "decoder.layers.1.attn.z"
+
+    def fail(value: Tensor) -> Tensor:
+        raise ValueError("mine")
+
+    size = trace(model, prompts(), (name,), **options)[name].nbytes
+    before = bytes_alive()
+    held = [trace(model, prompts(), (name,), **options) for _ in range(50)]
+    assert bytes_alive() - before == 50 * size
+    for _ in range(3):
+        with pytest.raises(ValueError, match="mine"):
+            trace(model, prompts(), ("*.attn.*",), {name: fail}, **options)
+    assert bytes_alive() - before == 50 * size
+    del held
+    assert bytes_alive() == before

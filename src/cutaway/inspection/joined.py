@@ -38,7 +38,9 @@ def joined(
     longest = max(lengths)
     if keys is not None:
         most, weightless = max(key_lengths), float("-inf") if name.endswith("scores") else 0.0
-        passes = [F.pad(one, (0, most - one.shape[-1]), value=weightless) for one in passes]
+        passes = [
+            one if one.shape[-1] == most else F.pad(one, (0, most - one.shape[-1]), value=weightless) for one in passes
+        ]
     level = all(bool((at >= 0).all()) for at in positions)
     whole = passes[0] if len(passes) == 1 else torch.cat([*passes], axis) if level else None
     if whole is None or whole.shape[axis] != longest:

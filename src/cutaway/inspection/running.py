@@ -126,7 +126,7 @@ def _pass(
 
 def _whole(asked: Recorder, name: str, facts: Facts, grad: bool) -> Tensor:
     """A quantity of all passes."""
-    passes = asked.kept[name]
+    passes = asked.kept.pop(name)  # so that what is joined and what it is made of are there together for one name only
     if not passes:
         raise RequestError("was not computed", field=name, hint="It comes before the start.")
     if grad:
