@@ -224,10 +224,13 @@ def test_frozen(model: Transformer) -> None:
 
 def test_no_gradient_goes_through_what_is_frozen(model: Transformer) -> None:
     ids, name = prompts()[:1], f"{AT}.resid_in"
-    first = trace(model, ids, (name,))
-    found = trace(model, ids, ("embed.out", "logits"), {name: freeze(first)}, grad=True)
-    (none,) = torch.autograd.grad(found["logits"][0, -1, 3], [found["embed.out"]], allow_unused=True)
-    assert none is None or not bool(none.any())
+    first = trace(model, ids, (name, "embed.out"), grad=True)
+    for edit, goes in ((freeze(first), False), (replace(first), True)):
+        found = trace(model, ids, ("embed.out", "logits"), {name: edit}, grad=True)
+        ways = torch.autograd.grad(
+            found["logits"][0, -1, 3], [found["embed.out"], first["embed.out"]], allow_unused=True, retain_graph=True
+        )
+        assert [way is not None and bool(way.any()) for way in ways] == [False, goes]
 
 
 def test_the_mean_of_the_texts_own_tokens(model: Transformer) -> None:

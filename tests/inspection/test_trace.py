@@ -173,6 +173,20 @@ def test_only_what_is_named_is_kept(model: Transformer, name: str) -> None:
     assert bytes_alive() == before
 
 
+@pytest.mark.parametrize("case", ["gpt2", "gemma3-caps", "mixtral-window"])
+@pytest.mark.parametrize("more", [0, 2])
+def test_nothing_that_is_kept_is_part_of_something_larger(case: str, more: int) -> None:
+    """An edit may give back a part of something: of that the part alone is kept."""
+    mine = tiny.transformer(case)
+
+    def part(value: Tensor) -> Tensor:
+        return torch.cat([value, value])[: len(value)]
+
+    found = trace(mine, ids(2), ("*",), {"decoder.layers.1.attn.z": part}, max_tokens=more)
+    for name, tensor in found.items():
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes, name
+
+
 def test_a_failed_edit_leaves_nothing(model: Transformer) -> None:
     seen: list[Any] = []
     wanted = trace(model, ids(), ("logits",))["logits"]
