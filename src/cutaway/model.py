@@ -363,26 +363,7 @@ class Model:
             NameNotFound: a pattern matches nothing; the hint has the nearest names.
             RequestError: something makes no sense, by name; an edit that takes hold of nothing.
         """
-        from cutaway.inspection.running import trace, watched  # a room that a model which only writes does without
+        from cutaway.inspection.running import traced  # a room that a model which only writes does without
 
-        ids, sampling = self._voice.all_ids(prompt), watched(self._voice, options)
-        rows, sources = ids, None
-        if self.spec.source is not None:
-            begin = self._voice.start
-            rows = [begin()] * len(ids) if target is None else rows_of(target, "target", self.spec.vocab_size)
-            sources = ids
-        elif target is not None:
-            raise RequestError("this model reads one text, not a source and a target", field="target", got=target)
-        return trace(
-            self.transformer,
-            rows,
-            names,
-            edits,
-            max_tokens,
-            sources=sources,
-            sampling=sampling,
-            start=start,
-            stop=stop,
-            grad=grad,
-            tokenizer=self.tokenizer,
-        )
+        how: Any = {"start": start, "stop": stop, "grad": grad, **options}
+        return traced(self._voice, prompt, names, edits, max_tokens, target, **how)

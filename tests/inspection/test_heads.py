@@ -96,8 +96,8 @@ def test_several_texts_and_what_cannot_be_had() -> None:
     assert found.as_dict()["scores"]["induction"][0] == [None] * 4
     with pytest.raises(RequestError, match="too short"):
         head_scores(model, [[5]])
-    for rows_of in ([], [[5, 6], [5, 6, 7]]):
-        with pytest.raises(RequestError, match="one length"):
+    for rows_of, says in (([], "no texts"), ([[5, 6], [5, 6, 7]], "one length")):
+        with pytest.raises(RequestError, match=says):
             head_scores(model, rows_of)
     with pytest.raises(RequestError, match="no such score"):
         found.top("importance")
@@ -134,3 +134,14 @@ def test_repeated() -> None:
     assert all(row[0] == 2 and row[1:6] == row[6:11] == row[11:] and set(row[1:]) <= {7, 8, 9} for row in rows)
     assert rows == repeated([7, 8, 9], 5, 3, times=3, seed=1, first=2)
     assert rows != repeated([7, 8, 9], 5, 3, times=3, seed=2, first=2)
+
+
+def test_seeds_and_counts_that_are_none() -> None:
+    for seed in ("a", 1 << 80, 1.5, True):
+        with pytest.raises(RequestError, match="seed"):
+            repeated(9, 3, 1, seed=seed)  # type: ignore[arg-type]
+    found = head_scores(tiny.transformer("llama"), tiny.ids(1, 9).tolist())
+    assert found.top("sink", 0) == []
+    for n in (-1, 1.5, None):
+        with pytest.raises(RequestError, match="n: not a whole number"):
+            found.top("sink", n)  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from cutaway.cache import build
 from cutaway.inspection import Recorder, Trace, trace
 from cutaway.models import Transformer
 from cutaway.spec.names import tap_names
+from tests.inspection.memory import bytes_alive
 from tests.reference import tiny, tiny_encoders, tiny_seq2seq
 
 LENGTHS, MORE = (13, 4, 9), 5  # the windows are of 8
@@ -107,17 +107,6 @@ def test_ragged_encoders(case: str, tmp_path: Path) -> None:
     found = trace(model, prompts(), ("*",))
     most = is_rows_of_one_pass(model, found)
     print(f"{case}: ragged {most:.1e}")
-
-
-def bytes_alive() -> int:
-    """Bytes behind all tensors that Python can reach."""
-    gc.collect()
-    found = {}
-    for thing in gc.get_objects():
-        if type(thing) in (Tensor, torch.nn.Parameter):
-            storage = thing.untyped_storage()
-            found[storage.data_ptr()] = storage.nbytes()
-    return sum(found.values())
 
 
 @pytest.mark.parametrize("options", [{"max_tokens": 2}, {"stop": True}, {}])

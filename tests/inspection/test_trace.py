@@ -15,6 +15,7 @@ from cutaway.errors import ContextExceeded, NameNotFound, RequestError
 from cutaway.inspection import Recorder, trace
 from cutaway.model import Model
 from cutaway.models import Transformer
+from tests.inspection.memory import bytes_alive
 from tests.reference import tiny
 
 
@@ -146,17 +147,6 @@ def test_the_facade(model: Transformer) -> None:
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def bytes_alive() -> int:
-    """Bytes behind all tensors that Python can reach."""
-    gc.collect()
-    found = {}
-    for thing in gc.get_objects():
-        if type(thing) in (Tensor, torch.nn.Parameter):
-            storage = thing.untyped_storage()
-            found[storage.data_ptr()] = storage.nbytes()
-    return sum(found.values())
 
 
 @pytest.mark.parametrize("name", ["decoder.layers.1.attn.weights", "decoder.layers.0.attn.z"])

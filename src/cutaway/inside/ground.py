@@ -124,7 +124,10 @@ class Ground:
                 return sides, inspection.log_probability(first)
             return sides, inspection.logit_difference(first, self._says.token(against, "against"))
         said = [[self._said(one, at) for one in side] for side in sides]
-        if against is not None or said[0] == said[1]:
+        if against is not None:
+            raise RequestError("a word against none", field="answer", expected="the word that it is compared with")
+        if said[0] == said[1]:
             what = "the model says the same to both texts: which words are asked about?"
-            raise RequestError(what, field="answer", expected="a word, and perhaps one against it")
+            hint = 'Name two, as in answer=" Paris", against=" Rome" (--word " Paris" --word " Rome").'
+            raise RequestError(what, field="answer", expected="a word, and perhaps one against it", hint=hint)
         return sides, inspection.logit_difference(*said)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, TypeAlias
 
 from cutaway.errors import RequestError
@@ -93,10 +94,11 @@ class Spoken:
         Raises:
             RequestError: it is several, or none; the hint shows how it splits.
         """
+        asked: Any = word
+        if isinstance(asked, bool) or not isinstance(asked, (str, Integral)) or asked == "":
+            raise RequestError("not a token", field=field, expected="a text or an id", got=repr(asked))
         if not isinstance(word, str):
             return check_ids([word], self.voice.model.spec.vocab_size, field)[0]
-        if not word:
-            raise RequestError("not a token", field=field, expected="a text or an id", got=repr(word))
         found = self._cut(word, field)
         if len(found) == 1:
             return found[0]
@@ -108,6 +110,8 @@ class Spoken:
 
     def tokens(self, words: Word | Sequence[Word], field: str = "words") -> list[int]:
         """The tokens that words are."""
+        if not isinstance(words, (str, int, Sequence)) or (not isinstance(words, int) and not words):
+            raise RequestError("not words", field=field, expected="a text, an id, or a list of them", got=words)
         some: list[Word] = [words] if isinstance(words, (str, int)) else list(words)
         return [self.token(word, f"{field}/{i}" if len(some) > 1 else field) for i, word in enumerate(some)]
 

@@ -106,5 +106,5 @@ class Stream(Ground):
             **more: ``table``.
         """
         tokens = self._says.tokens(words)
-        axes = None if pairs is None else [(self._says.token(a), self._says.token(b)) for a, b in pairs]
+        axes: Any = None if pairs is None else [self._says.tokens(pair, "pairs") for pair in pairs]
         return inspection.plane(self._model, tokens, pairs=axes, spell=self._says.spell, **more)

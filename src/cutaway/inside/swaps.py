@@ -65,7 +65,7 @@ class Swaps(Ground):
                 :func:`cutaway.inspection.patch_sweep`.
 
         Raises:
-            RequestError: texts of different lengths; both are shown as they split.
+            RequestError: texts of different lengths, both shown as they split; or that answer the same.
         """
         sides, asked = self._pairs(clean, corrupt, answer, against, metric, target, more)
         encoder = more.get("stack") == "encoder" and sides[0][0].source is not None
@@ -73,7 +73,11 @@ class Swaps(Ground):
         if sides[0][0].source is not None:
             more |= {f"{name}_sources": [one.source for one in side] for name, side in zip(SIDES, sides, strict=True)}
         one, two = ([heard.ids for heard in side] for side in sides)
-        return inspection.patch_sweep(self._model, one, two, asked, over, **more)
+        found = inspection.patch_sweep(self._model, one, two, asked, over, **more)
+        if found.clean == found.corrupt:
+            what = "both texts answer the same, so nothing is to be restored"
+            raise RequestError(what, field="metric", got=found.clean, hint="Ask for other words, or take other texts.")
+        return found
 
     def path_sweep(
         self, clean: Texts, corrupt: Texts, answer: Word | None = None, against: Word | None = None,

@@ -51,7 +51,7 @@ class Ablation(Shown):
     def top(self, n: int = 10) -> list[tuple[str, int, float]]:
         """The heads that cost most to lose: (branch, head, rise)."""
         flat, width = self.rise.flatten().nan_to_num(nan=float("-inf")), self.losses.shape[1]
-        best = flat.topk(min(n, len(flat))).indices.tolist()
+        best = flat.topk(min(whole("n", n, 0), len(flat))).indices.tolist()
         return [(self.layers[i // width], i % width, float(flat[i])) for i in best if flat[i] > float("-inf")]
 
     def figure(self) -> Figure:

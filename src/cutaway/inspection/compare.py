@@ -164,6 +164,9 @@ def compare(
     texts = _texts(ids, other, left, right)
     sources = (source, other_source if other_source is not None else source)
     both, only = _shared(left, right, names)
+    if not both:
+        what = "these models have no quantity in common"
+        raise RequestError(what, field="other", got=right.spec.family, expected=left.spec.family)
     sides = [(left, texts[0], sources[0]), (right, texts[1], sources[1])]
     shorter = {"query": min(map(len, texts)), "key": min(map(len, texts))}
     if source is not None and sources[1] is not None:

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
+from cutaway.generation.checks import whole
 from cutaway.inspection.figure import Bars, Figure, Grid, Part
 from cutaway.inspection.shown import Shown
 
@@ -80,7 +81,7 @@ class Decomposition(Shown):
 
     def top(self, n: int = 10) -> list[Share]:
         """The parts that add or take away the most, the largest first."""
-        return sorted(self.shares, key=lambda share: -abs(share.value))[:n]
+        return sorted(self.shares, key=lambda share: -abs(share.value))[: whole("n", n, 0)]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain lists and numbers."""

@@ -93,12 +93,16 @@ def effect(
         RequestError: the model scores nothing, no such position; an edit that takes hold of nothing.
         NameNotFound: an edit's pattern matches nothing.
     """
+    if not isinstance(edits, Mapping) or not edits:
+        raise RequestError("nothing is edited", field="edits", expected="name → edit", got=edits)
     if "logits" not in tap_names(model.spec):
         raise RequestError("this model scores nothing", field="head", hint="trace() has every quantity after an edit.")
     sources = None if source is None else [list(source)]
     runs = [trace(model, [list(ids)], ("logits",), some, sources=sources)["logits"][0] for some in (None, edits)]
     place = None if runs[0].dim() == 1 else place_in(len(runs[0]), position)
     two: list[Tensor] = [(run if place is None else run[place]).float().log_softmax(-1).cpu() for run in runs]
+    if bool(two[1].isnan().any()) and not bool(two[0].isnan().any()):
+        raise RequestError("the edit leaves an answer that is no number", field="edits", got="NaN")
     k = min(whole("k", k, 1), len(two[0]))
     best = [one.topk(k).indices.tolist() for one in two]
     chosen = list(dict.fromkeys([*best[0], *best[1], *also]))
@@ -111,6 +115,7 @@ def effect(
         words=tuple(write(token) for token in chosen),
         before=tuple(two[0][chosen].tolist()),
         after=tuple(two[1][chosen].tolist()),
-        divergence=float((two[0].exp() * (two[0] - two[1])).sum()),
+        # What has no probability before adds nothing, whatever it has after.
+        divergence=float(torch.where(two[0] > float("-inf"), two[0].exp() * (two[0] - two[1]), 0.0).sum()),
         spell=spell,
     )

@@ -90,6 +90,8 @@ def neighbours(
     rows = table_of(model, table)
     k = min(whole("k", k, 1), rows.shape[0])
     if isinstance(of, Tensor):
+        if of.is_complex():
+            raise RequestError("not a vector of the stream", field="of", expected="real numbers", got=of.dtype)
         vector, said, left = of.detach().float().reshape(-1).to(rows.device), "a vector", [*leave_out]
     else:
         (token,) = check_ids([of], rows.shape[0], "of")
@@ -98,6 +100,8 @@ def neighbours(
     if vector.shape != (rows.shape[1],) or not bool(vector.isfinite().all()):
         wanted = f"{rows.shape[1]} finite numbers"
         raise RequestError("not a vector of the stream", field="of", expected=wanted, got=list(vector.shape))
+    if alike == "cosine" and not bool(vector.any()):
+        raise RequestError("a vector of zeros has no direction", field="of", hint="alike='euclid' asks for distances.")
     left = check_ids(left, rows.shape[0], "leave_out") if left else []
     score = _alike(rows, vector, alike)
     order = -score if alike == "euclid" else score
@@ -210,7 +214,10 @@ def plane(
     axes: list[Tensor] = []
     named: list[str] = []
     middle = x.mean(0)
-    for a, b in pairs or ():
+    for pair in pairs or ():
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise RequestError("not a pair of words", field="pairs", expected="two each", got=pair)
+        a, b = pair
         ends = rows_of(rows, check_ids([a, b], rows.shape[0], "pairs"))
         middle = ends.mean(0) if not axes else middle
         axes.append(_unit(ends[1] - ends[0], axes))

@@ -53,13 +53,13 @@ class Heads(Shown):
         """The heads that score highest: (layer, head, score).
 
         Raises:
-            RequestError: no such kind.
+            RequestError: no such kind; n is not a whole number from 0.
         """
         if kind not in self.scores:
             raise RequestError("no such score", field="kind", expected=", ".join(self.scores), got=kind)
         flat = self.scores[kind].flatten().nan_to_num(nan=float("-inf"))
         width = self.scores[kind].shape[1]
-        best = flat.topk(min(n, len(flat))).indices.tolist()
+        best = flat.topk(min(whole("n", n, 0), len(flat))).indices.tolist()
         return [(self.layers[i // width], i % width, float(flat[i])) for i in best if flat[i] > float("-inf")]
 
     def figure(self) -> Figure:
@@ -185,6 +185,7 @@ def repeated(
     whole("length", length, 1)
     whole("rows", rows, 1)
     whole("times", times, 1)
+    whole("seed", seed, -(1 << 63), (1 << 63) - 1)
     some = torch.arange(vocab) if isinstance(vocab, int) else torch.tensor([*vocab])
     drawn = some[torch.randint(len(some), (rows, length), generator=torch.Generator().manual_seed(seed))]
     lead = [] if first is None else [first]

@@ -28,6 +28,7 @@ from cutaway.inspection.readout import (
 )
 from cutaway.inspection.running import trace
 from cutaway.inspection.shown import Shown
+from cutaway.inspection.target import places_in
 from cutaway.models import Transformer
 
 TOLD = ("tokens", "values", "target_value", "rank", "divergence", "entropy")
@@ -168,7 +169,11 @@ def lens(
     ids = check_ids(ids, model.spec.vocab_size, "ids")
     k = min(whole("k", k, 1), model.spec.vocab_size)
     texts = labels(ids, pieces)
-    places = _places(positions, len(ids))
+    places = places_in(len(ids), positions)
+    if at is not None and not at:
+        raise RequestError("no point was named", field="at", expected="at least one")
+    if tuned is not None and not isinstance(tuned, Translator):
+        raise RequestError("not a tuned lens", field="tuned", expected="one that train_lens made", got=tuned)
     end = f"{model.spec.main}.norm.out"
     wanted = default_points(model.spec) if at is None else point_names(model, at)
     seen = vectors(model, trace_of(model, ids, wanted, source), wanted, places, tuned)
@@ -235,17 +240,6 @@ def _one(
 def _best(model: Transformer, final: Tensor) -> Tensor:
     """The likeliest token at the end. [position]"""
     return torch.cat([scored(model, final[b]).argmax(-1) for b in blocks(len(final), model.spec.vocab_size)])
-
-
-def _places(positions: Sequence[int] | None, length: int) -> list[int]:
-    if positions is None:
-        return list(range(length))
-    for place in positions:
-        if isinstance(place, bool) or not isinstance(place, int) or not -length <= place < length:
-            raise RequestError("no such position", field="positions", expected=f"an int below {length}", got=place)
-    if not positions:
-        raise RequestError("there are no positions", field="positions", expected="at least one")
-    return [place % length for place in positions]
 
 
 def _target(target: Target, ids: Sequence[int], places: list[int], final: Tensor | None, model: Transformer) -> Tensor:

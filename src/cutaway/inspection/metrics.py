@@ -59,6 +59,8 @@ def measured(metric: Metric, scores: Tensor) -> Tensor:
     Raises:
         RequestError: something else than a number for each pair.
     """
+    if not callable(metric):
+        raise RequestError("not a metric", field="metric", expected="a function of the scores", got=metric)
     value = metric(scores.float())
     if not isinstance(value, Tensor) or value.shape != scores.shape[:-1]:
         got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__

@@ -169,9 +169,12 @@ def _raised(
     """The tokens that each neuron's direction, signed as it fires, raises most."""
     token_head(model)
     written = []
+    downs = {name: bodies[name].down.weight.cpu() for name, _ in best}
     for name, i in best:
-        column = bodies[name].down.weight.cpu().float()[:, i] * (1 if acts[name][i] >= 0 else -1)
+        column = downs[name][:, i].float() * (1 if acts[name][i] >= 0 else -1)
         at = branch_of(model, name)
         written.append(held(at.out_norm, column[None].to(model.device), torch.ones(1, 1, device=model.device))[0])
     rows = held(main_stack(model).norm, torch.stack(written), torch.ones(1, 1, device=model.device))
-    return tuple(tuple(row) for row in contributed(model, rows.to(model.dtype)).topk(SAID).indices.tolist())
+    # Some at a time: a row of scores for each of all neurons would be gigabytes.
+    some = (contributed(model, part.to(model.dtype)).topk(SAID).indices.tolist() for part in rows.split(256))
+    return tuple(tuple(row) for part in some for row in part)

@@ -31,6 +31,7 @@ from cutaway.inspection.sites import (
     swept,
 )
 from cutaway.inspection.steps import Progress
+from cutaway.inspection.target import places_in
 from cutaway.models import Transformer
 from cutaway.spec.names import axis_sizes, match, tap_names
 
@@ -71,7 +72,7 @@ class Sweep(Shown):
         found = self.normalised if self.direction == "denoise" else 1 - self.normalised
         flat = found.flatten().nan_to_num(nan=float("-inf"))
         width = len(self.columns)
-        best = flat.topk(min(n, len(flat))).indices.tolist()
+        best = flat.topk(min(whole("n", n, 0), len(flat))).indices.tolist()
         every = [(self.rows[i // width], self.columns[i % width], float(self.normalised.flatten()[i])) for i in best]
         return [one for one in every if one[2] == one[2]]
 
@@ -159,7 +160,7 @@ def patch_sweep(
 
     axes = tap_names(model.spec)
     read = _read(model, stack, texts[0], sources[0])
-    chosen = _positions(positions, len(read))
+    chosen = places_in(len(read), positions)
     columns, sites = _sites(model, names, over, chosen)
     # Where both runs have the same, such as before the first token that differs, nothing would change.
     alike = [torch.equal(*(run[site.name][site.index(axes[site.name], slice(None))] for run in seen)) for site in sites]
@@ -209,15 +210,6 @@ def _names(model: Transformer, stack: str, over: Over, at: str | None) -> list[s
     if not kept:
         raise NameNotFound(f"has no {what}", field=f"{stack}.layers.*.{at}", hint="`cutaway show --taps` lists all.")
     return kept
-
-
-def _positions(positions: Sequence[int] | None, length: int) -> list[int]:
-    if positions is None:
-        return list(range(length))
-    for place in positions:
-        if isinstance(place, bool) or not isinstance(place, int) or not -length <= place < length:
-            raise RequestError("no such position", field="positions", expected=f"an int below {length}", got=place)
-    return [place % length for place in positions]
 
 
 def _sites(model: Transformer, names: Sequence[str], over: Over, positions: list[int]) -> tuple[int, list[Site]]:

@@ -76,7 +76,7 @@ class Paths(Shown):
     def top(self, n: int = 10) -> list[tuple[str, int, float]]:
         """The senders that matter most, either way: (branch, head, effect)."""
         flat, width = self.effect.flatten(), self.values.shape[1]
-        best = flat.abs().nan_to_num(nan=-1.0).topk(min(n, len(flat))).indices.tolist()
+        best = flat.abs().nan_to_num(nan=-1.0).topk(min(whole("n", n, 0), len(flat))).indices.tolist()
         return [(self.layers[i // width], i % width, float(flat[i])) for i in best if flat[i] == flat[i]]
 
     def figure(self) -> Figure:

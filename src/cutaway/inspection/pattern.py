@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,9 @@ def pattern(
     if branch not in known:
         hint = f"A name is such as {next(iter(known), 'decoder.layers.0.attn')}."
         raise NameNotFound("no branch with heads has this name", field=branch, hint=hint)
-    chosen = list(range(known[branch])) if heads is None else list(heads)
+    chosen = list(range(known[branch])) if heads is None else list(heads) if isinstance(heads, Iterable) else [heads]
+    if not chosen:
+        raise RequestError("no head was named", field="heads", expected="at least one")
     for head in chosen:
         if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < known[branch]:
             raise RequestError("no such head", field=branch, expected=f"0…{known[branch] - 1}", got=head)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
@@ -20,6 +20,7 @@ Kind: TypeAlias = Literal["stream", "translated", "part"]
 _BY_NUMBER = {"head_out": "head", "experts": "expert"}
 
 
+@runtime_checkable
 class Translator(Protocol):
     """Brings the stream at a point to the form that it has at the end: see ``tuned_lens``."""
 

@@ -13,10 +13,11 @@ from torch import Tensor
 from cutaway.errors import RequestError
 from cutaway.generation.checks import check_ids, flag, whole
 from cutaway.generation.generate import Run
+from cutaway.generation.inputs import rows_of
 from cutaway.generation.options import Options
 from cutaway.generation.reading import check_length
 from cutaway.generation.sampling import Sampling
-from cutaway.generation.voice import Voice
+from cutaway.generation.voice import Prompt, Voice
 from cutaway.inspection.change import Changed, Edit
 from cutaway.inspection.joined import joined
 from cutaway.inspection.record import Enough, Recorder
@@ -169,6 +170,31 @@ def _start(model: Transformer, start: object, rows: list[list[int]], sources: li
     # What a trace has past the end of a row is NaN, which a weight of 0 does not hide.
     stream = torch.where((positions >= 0)[..., None], stream.to(model.device, model.dtype), 0.0)
     return {parts[0]: (int(parts[2]), stream)}
+
+
+def traced(
+    voice: Voice,
+    prompt: Prompt | Sequence[Prompt],
+    names: Sequence[str],
+    edits: Mapping[str, Edit] | None = None,
+    max_tokens: int = 0,
+    target: Any = None,
+    *,
+    start: tuple[str, Tensor] | None = None,
+    stop: bool = False,
+    grad: bool = False,
+    **options: Any,
+) -> Trace:
+    """:func:`trace` of what people say: see ``Model.trace``."""
+    model, ids, sampling = voice.model, voice.all_ids(prompt), watched(voice, options)
+    rows, sources = ids, None
+    if model.spec.source is not None:
+        rows = [voice.start()] * len(ids) if target is None else rows_of(target, "target", model.spec.vocab_size)
+        sources = ids
+    elif target is not None:
+        raise RequestError("this model reads one text, not a source and a target", field="target", got=target)
+    kept: Any = {"start": start, "stop": stop, "grad": grad, "tokenizer": voice.tokenizer}
+    return trace(model, rows, names, edits, max_tokens, sources=sources, sampling=sampling, **kept)
 
 
 def watched(voice: Voice, options: Mapping[str, Any]) -> Sampling:

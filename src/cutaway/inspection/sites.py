@@ -181,9 +181,11 @@ def check_texts(model: Transformer, name: str, rows: Texts, *, of_source: bool =
     """
     own = model.spec.source_vocab_size if of_source else None
     found = [check_ids(row, own or model.spec.vocab_size, name) for row in rows]
-    if not found or len({len(row) for row in found}) != 1:
-        what = "texts of one length are needed"
-        raise RequestError(what, field=name, expected="at least one", got=[len(row) for row in found])
+    if not found:
+        raise RequestError("there are no texts", field=name, expected="at least one")
+    if len({len(row) for row in found}) != 1:
+        lengths = [len(row) for row in found]
+        raise RequestError("texts of one length are needed", field=name, expected="as many tokens in each", got=lengths)
     return found
 
 

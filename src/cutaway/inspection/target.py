@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal, TypeAlias
@@ -125,6 +125,20 @@ def place_in(length: int, position: Any, field: str = "position") -> int:
     if not _whole(position) or not -length <= int(position) < length:
         raise RequestError("no such position", field=field, expected=f"{-length}…{length - 1}", got=position)
     return int(position) % length
+
+
+def places_in(length: int, positions: Any, field: str = "positions") -> list[int]:
+    """Places from the start, all by default; negative ones count from the end.
+
+    Raises:
+        RequestError: none, or no such.
+    """
+    if positions is None:
+        return list(range(length))
+    if not isinstance(positions, Sequence) or isinstance(positions, str) or not positions:
+        raise RequestError("not a list of positions", field=field, expected="at least one, as a list", got=positions)
+    # Within a list None is no place; by itself it is the last.
+    return [place_in(length, -length - 1 if place is None else place, field) for place in positions]
 
 
 def pooled_place(spec: ModelSpec, length: int, position: object) -> int | None:
