@@ -18,6 +18,7 @@ from cutaway.checkpoints.recipe import read_recipe
 from cutaway.checkpoints.resolve import resolve
 from cutaway.checkpoints.save import save_folder
 from cutaway.checkpoints.sentence import read_sentence, sentence_files
+from cutaway.collecting import uncollected
 from cutaway.errors import RequestError
 from cutaway.formats.mixes import mix_named
 from cutaway.formats.paths import usable_path
@@ -34,6 +35,7 @@ from cutaway.tokenizers.save import companions
 from cutaway.tokenizers.tokenizer import Tokenizer
 
 
+@uncollected()
 def load(
     source: str | PathLike[str] = "smollm2",
     *,

@@ -114,33 +114,36 @@ class Cursor:
         """
         texts: list[str] = []
         buffer, at, end = self._buffer, self._at, len(self._buffer)
+        length_at, spent = _LENGTH.unpack_from, 0
         self.spend(_EMPTY * count, field)
-        spent = 0
-        while len(texts) < count:
+        for i in range(count):
             stop = at + 8
             if stop <= end:
-                stop += _LENGTH.unpack_from(buffer, at)[0]
+                stop += length_at(buffer, at)[0]
             if stop > end:  # the string is not whole in the buffer, or even its length is not
+                spent = self._spend_on(texts, spent, field)
                 self._at = at
-                item = f"{field}[{len(texts)}]"
+                item = f"{field}[{i}]"
                 self._need(8, item)
-                length = _LENGTH.unpack_from(self._buffer, self._at)[0]
+                length = length_at(self._buffer, self._at)[0]
                 self._bound(length, MAX_ITEM, item, self.offset)
                 self._need(8 + length, item)
                 buffer, at, end = self._buffer, self._at, len(self._buffer)
                 stop = at + 8 + length
-                self.spend(spent, field)
-                spent = 0
             try:
-                text = str(buffer[at + 8 : stop], "utf-8")
+                text = buffer[at + 8 : stop].decode()
             except UnicodeDecodeError:
-                text = _decode(buffer[at + 8 : stop], self.path, f"{field}[{len(texts)}]", self._base + at)
+                text = _decode(buffer[at + 8 : stop], self.path, f"{field}[{i}]", self._base + at)
             texts.append(text)
-            spent += getsizeof(text) - _EMPTY
             at = stop
         self._at = at
-        self.spend(spent, field)
+        self._spend_on(texts, spent, field)
         return texts
+
+    def _spend_on(self, texts: list[str], done: int, field: str) -> int:
+        """Count what these take beyond what the least of them would, from one on; and how many there are."""
+        self.spend(sum(map(getsizeof, texts[done:])) - (_EMPTY - 8) * (len(texts) - done), field)
+        return len(texts)
 
     def _bound(self, length: int, limit: int, field: str, start: int) -> None:
         if length > self.left:

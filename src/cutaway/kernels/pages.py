@@ -11,7 +11,7 @@ import ctypes
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from threading import Thread
+from threading import Thread, Timer
 
 from torch import Tensor
 
@@ -22,14 +22,17 @@ _COLLAPSE = 25  # MADV_COLLAPSE: now, and whatever the system does by itself (Li
 _ENOUGH = 3 / 4  # of a large page, which would otherwise take memory for nobody
 
 
-def in_large_pages(weights: Iterable[Tensor]) -> Thread | None:
+def in_large_pages(weights: Iterable[Tensor], after: float = 1.0) -> Thread | None:
     """Have the system put memory that lies in small pages into large ones; the numbers and addresses stay.
 
-    Beside what goes on: where a virtual machine has to ask for each large page, one takes milliseconds. What is freed
-    meanwhile is no harm, since the system is asked about addresses and refuses those that are nobody's.
+    Beside what goes on: where a virtual machine has to ask for each large page, one takes milliseconds, in which
+    nobody in the process gets memory. So it begins a while after the load, when the vocabulary has been read and the
+    first token been written. What is freed meanwhile is no harm, since the system is asked about addresses and refuses
+    those that are nobody's.
 
     Args:
         weights: of any type; those on a CPU.
+        after: seconds until it begins.
 
     Returns:
         The thread that does it, or None where there is nothing to do or the system cannot.
@@ -50,7 +53,8 @@ def in_large_pages(weights: Iterable[Tensor]) -> Thread | None:
                 # Its first or last page may reach beyond what is anybody's, and then none of it is done.
                 advise(start + size, length - 2 * size, _COLLAPSE)
 
-    thread = Thread(target=work, name="cutaway-pages", daemon=True)
+    thread = Timer(after, work)
+    thread.name, thread.daemon = "cutaway-pages", True
     thread.start()
     return thread
 

@@ -94,6 +94,7 @@ def from_gguf(
         template_error=template if isinstance(template, CutawayError) else None,
         names={f"{name}_token": vocabulary.tokens[index] for name, index in roles.items() if index is not None},
         rows=vocab_rows,
+        size=len(vocabulary.tokens),
     )
 
 
@@ -115,22 +116,28 @@ def _template(fields: Fields, path: str | None) -> ChatTemplate | CutawayError |
 def _special(vocabulary: Vocabulary, ids: Mapping[str, int | None]) -> dict[str, int]:
     """Control tokens: those typed so, those with a role, and those that only look like text to the file."""
     # Only these: a padding token may be any token at all, such as "!".
-    named = {ids[name] for name in ("bos", "eos", "eot", "eom")}
-    return {
-        token: index
-        for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
-        if kind in (CONTROL, UNKNOWN) or index in named or (kind == USER_DEFINED and CONTROL_LOOK.fullmatch(token))
-    }
+    named = {index for name in ("bos", "eos", "eot", "eom") if (index := ids[name]) is not None}
+    other = {index for index, kind in enumerate(vocabulary.kinds) if kind != NORMAL}
+    found = {}
+    for index in sorted(other | named):
+        token, kind = vocabulary.tokens[index], vocabulary.kinds[index]
+        if kind in (CONTROL, UNKNOWN) or index in named or (kind == USER_DEFINED and CONTROL_LOOK.fullmatch(token)):
+            found[token] = index
+    return found
 
 
 def _byte_level(
     fields: Fields, vocabulary: Vocabulary, special: Mapping[str, int], ids: Mapping[str, int | None]
 ) -> tuple[Any, bool]:
     rule = pre_tokenizer_named(fields.text("tokenizer.ggml.pre", "default"))
+    pairs = fields.merges()
     with rust_errors("merges do not fit the tokens", path=fields.path, field="tokenizer.ggml.merges"):
-        backend = tokenizers.Tokenizer(
-            models.BPE(vocab=vocabulary.ids, merges=fields.merges(vocabulary), ignore_merges=rule.whole)
-        )
+        try:
+            model = models.BPE(vocab=vocabulary.ids, merges=pairs, ignore_merges=rule.whole)
+        except Exception:
+            pairs = fields.checked_merges(vocabulary)  # says which is wrong, and takes a while
+            model = models.BPE(vocab=vocabulary.ids, merges=pairs, ignore_merges=rule.whole)
+    backend = tokenizers.Tokenizer(model)
     if rule.nfc:
         backend.normalizer = rule.normalizer()
     backend.pre_tokenizer = rule.build()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ __all__ = ["Fields", "Vocabulary"]
 
 _MOST_TOKENS = 1 << 21
 _MOST_MERGES = 1 << 22
+_MERGES = "tokenizer.ggml.merges"
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 _BYTE_LIKE = re.compile("<0x[^>]{0,8}>")
 
@@ -58,6 +58,8 @@ class Fields:
 
     def strings(self, key: str, most: int) -> list[str]:
         row = self._array(key, most)
+        if {*map(type, row)} <= {str}:  # of a hundred thousand, without a look at each
+            return [*row]
         for i, item in enumerate(row):
             if not isinstance(item, str):
                 raise self.error(f"{key}[{i}]", "is not text", expected="a string", got=type(item).__name__)
@@ -100,26 +102,21 @@ class Fields:
             raise LimitExceeded("too many entries", path=self.path, field=key, expected=f"at most {most}", got=len(row))
         return row
 
-    def merges(self, vocabulary: Vocabulary) -> list[tuple[str, str]]:
-        """``tokenizer.ggml.merges``, each checked against the tokens."""
-        key = "tokenizer.ggml.merges"
+    def merges(self) -> list[Any]:
+        """``tokenizer.ggml.merges``, cut at their spaces: pairs, where they are as they nearly always are."""
+        return [tuple(line.split(" ")) for line in self.strings(_MERGES, _MOST_MERGES)]
+
+    def checked_merges(self, vocabulary: Vocabulary) -> list[tuple[str, str]]:
+        """The same, each looked at: the left part may begin with a space. Errors: TokenizerError with its index."""
         made: list[tuple[str, str]] = []
-        known = vocabulary.ids
-        lines = self.strings(key, _MOST_MERGES)
-        pairs: list[Any] = [tuple(line.split(" ")) for line in lines]
-        # Nearly always all of them are in order, and looking at each by itself would take as long as all the rest.
-        if all(len(pair) == 2 for pair in pairs):
-            parts = {part for pair in pairs for part in pair} | {"".join(pair) for pair in pairs}
-            if "" not in parts and known.keys() >= parts:
-                return pairs
-        for i, line in enumerate(lines):
+        for i, line in enumerate(self.strings(_MERGES, _MOST_MERGES)):
             left, gap, right = line[:1], *line[1:].partition(" ")[::2]
             left, right = left + gap, right
             if not right:
-                raise self.error(f"{key}[{i}]", "is not two tokens with a space between", got=line)
+                raise self.error(f"{_MERGES}[{i}]", "is not two tokens with a space between", got=line)
             for part in (left, right, left + right):
-                if part not in known:
-                    raise self.error(f"{key}[{i}]", "names an unknown token", got=part)
+                if part not in vocabulary.ids:
+                    raise self.error(f"{_MERGES}[{i}]", "names an unknown token", got=part)
             made.append((left, right))
         return made
 
@@ -143,20 +140,23 @@ class Vocabulary:
             what = "more tokens than the model has embeddings"
             raise fields.error(key, what, expected=f"at most {rows}", got=len(tokens))
         tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]  # llama.cpp's stand-in
-        ids: dict[str, int] = {}
-        for i, token in enumerate(tokens):
-            if ids.setdefault(token, i) != i:
-                raise fields.error(f"{key}[{i}]", f"stands at {ids[token]} already", got=token)
+        ids = dict(zip(tokens, range(len(tokens)), strict=True))
+        if len(ids) < len(tokens):
+            first: dict[str, int] = {}
+            i, token = next((i, token) for i, token in enumerate(tokens) if first.setdefault(token, i) != i)
+            raise fields.error(f"{key}[{i}]", f"stands at {first[token]} already", got=token)
         kinds = fields.numbers("tokenizer.ggml.token_type", ("int32", "uint32"), len(tokens))
         scores = fields.numbers("tokenizer.ggml.scores", ("float32", "float64", "int32"), len(tokens)) if scored else []
         if scores is None:
             raise fields.error("tokenizer.ggml.scores", "is missing")
         if kinds is None:
             kinds = [6 if scored and _BYTE_LIKE.fullmatch(token) else 1 for token in tokens]
-        for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
-            if not 0 <= kind <= 6 or math.floor(kind) != kind:
-                raise fields.error(f"tokenizer.ggml.token_type[{i}]", "unknown kind", expected="1 to 6", got=kind)
-            odd = kind == 6 or (scored and kind == 1 and _BYTE_LIKE.fullmatch(token))
-            if odd and not _BYTE.fullmatch(token):
-                raise fields.error(f"{key}[{i}]", "is no byte", expected="<0x00> to <0xFF>", got=token)
+        if not {*kinds} <= {*range(7)}:
+            i, kind = next((i, kind) for i, kind in enumerate(kinds) if kind not in range(7))
+            raise fields.error(f"tokenizer.ggml.token_type[{i}]", "unknown kind", expected="1 to 6", got=kind)
+        if scored or 6 in kinds:
+            for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
+                odd = kind == 6 or (scored and kind == 1 and _BYTE_LIKE.fullmatch(token))
+                if odd and not _BYTE.fullmatch(token):
+                    raise fields.error(f"{key}[{i}]", "is no byte", expected="<0x00> to <0xFF>", got=token)
         return cls(tokens, ids, [int(kind) for kind in kinds], scores)

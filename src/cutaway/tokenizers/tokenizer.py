@@ -49,6 +49,8 @@ class Tokenizer:
         template_error: why there is no chat template although the file has one.
         names: what a chat template may ask for, such as ``bos_token``.
         rows: embedding rows of the model; ids up to there may be decoded (to nothing).
+        size: of the vocabulary, one beyond the greatest id, where that is known; asking ``backend`` for it takes a
+            while.
         source: what cuts a text, if not ``backend`` alone.
         target: the tokenizer for what a translation model writes, if it is another.
         files: what to save, where no tokenizer.json can say it.
@@ -73,6 +75,7 @@ class Tokenizer:
         template_error: CutawayError | None = None,
         names: Mapping[str, str] = MappingProxyType({}),
         rows: int | None = None,
+        size: int | None = None,
         source: Source | None = None,
         target: Tokenizer | None = None,
         files: Mapping[str, bytes] = MappingProxyType({}),
@@ -97,8 +100,10 @@ class Tokenizer:
         self.around: Final = around
         self.target: Final = self if target is None else target
         self.files: Final[Mapping[str, bytes]] = MappingProxyType(dict(files))
-        known = (index for index in backend.get_vocab(with_added_tokens=True).values() if index < reach)
-        self.vocab_size: Final = max(known, default=-1) + 1
+        if size is None:
+            known = (index for index in backend.get_vocab(with_added_tokens=True).values() if index < reach)
+            size = max(known, default=-1) + 1
+        self.vocab_size: Final = size
         self._rows = max(self.vocab_size, rows or 0)
         self._spelling = Spelling.of(components(backend)["decoder"])
         self._trims = trims
