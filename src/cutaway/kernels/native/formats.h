@@ -100,7 +100,7 @@ struct Q4_0 {  // d, 32 nibbles: d (q − 8)
     static void expand(const uint8_t* row, int64_t i, Vec* out) {
         const uint8_t* p = row + i * BYTES;
 #if defined(__AVX512F__)
-        looked_up(p + 2, mul(sub(sixteen(), all(8.0f)), by_memory(half_at(p))), out);
+        looked_up(p + 2, mul(sub(sixteen(), all(8.0f)), all(half_at(p))), out);
 #else
         scaled_i8(_mm256_sub_epi8(nibbles(p + 2), _mm256_set1_epi8(8)), all(half_at(p)), out);
 #endif

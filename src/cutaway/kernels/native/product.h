@@ -20,6 +20,10 @@ constexpr int X_TILE = LANES == 16 ? 6 : 3;         // W_TILE · X_TILE accumula
 constexpr int X_BYTES = 384 << 10;                  // of x that stay in the second cache
 constexpr int X_MOST = 192;                         // rows of x at once
 
+// Most rows of x for which W's numbers are made anew for each tile of them, rather than laid down for all.
+template <class F>
+constexpr int FEW = (std::is_same<F, F32>::value ? 4 : 2) * X_TILE;
+
 struct Matrix {
     const uint8_t* data;  // null where there is none
     const float* bias;    // or null
@@ -43,22 +47,29 @@ inline int64_t span_of(int64_t groups) {
     return spans ? (groups + spans - 1) / spans : 1;
 }
 
-// A span of R rows of W against one row of x. What is `ahead` is asked for early: several rows at once are more
-// streams than the processor guesses at.
-template <class F, int R>
-inline void spans_alone(const uint8_t* const* rows, const float* x, int64_t from, int64_t to, int64_t ahead, float* sums) {
-    Vec acc[R];
-    for (int r = 0; r < R; r++) acc[r] = zero();
+// A span of R rows of W against C rows of x; sums in columns of W_TILE. What is `ahead` is asked for early: several
+// rows at once are more streams than the processor guesses at.
+template <class F, int R, int C>
+inline void spans_few(const uint8_t* const* rows, const float* x, int64_t padded, int64_t from, int64_t to, int64_t ahead, float* sums) {
+    Vec acc[R][C];
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < C; c++) acc[r][c] = zero();
     for (int64_t i = from; i < to; i++) {
         constexpr int EACH = R * (GROUP * F::BYTES / F::SIZE);
         for (int b = 0; b < EACH; b += 64) _mm_prefetch(reinterpret_cast<const char*>(rows[0] + ahead + i * EACH + b), _MM_HINT_T0);
-        for (int r = 0; r < R; r++) {
-            Vec w[PARTS];
-            F::expand(rows[r], i, w);
-            for (int j = 0; j < PARTS; j++) acc[r] = fma(w[j], load(x + i * GROUP + j * LANES), acc[r]);
-        }
+        Vec w[R][PARTS];
+        for (int r = 0; r < R; r++) F::expand(rows[r], i, w[r]);
+        for (int j = 0; j < PARTS; j++)
+            for (int c = 0; c < C; c++) {
+                const Vec v = load(x + c * padded + i * GROUP + j * LANES);
+                for (int r = 0; r < R; r++) acc[r][c] = fma(w[r][j], v, acc[r][c]);
+            }
     }
-    for (int r = 0; r < R; r++) sums[r] += total(acc[r]);
+    for (int c = 0; c < C; c++) {
+        float* sum = sums + c * W_TILE;
+        if constexpr (R == 4) _mm_storeu_ps(sum, _mm_add_ps(_mm_loadu_ps(sum), totals(acc[0][c], acc[1][c], acc[2][c], acc[3][c])));
+        else for (int r = 0; r < R; r++) sum[r] += total(acc[r][c]);
+    }
 }
 
 // The same of W_TILE rows of W as floats, so far apart, and C rows of x; sums in columns of W_TILE.
@@ -126,22 +137,44 @@ inline int64_t block_of(const Product& p) {
     return std::min(std::max(fit, 4 * int64_t{X_TILE}), int64_t{X_MOST}) / X_TILE * X_TILE;
 }
 
-// Rows from..to of W for the only row of x. The rows that are left over, fewer than a tile, are computed as a block.
-template <class F>
-inline int64_t product_alone(const Product& p, int64_t from, int64_t to) {
+// W_TILE rows of W for C rows of x. What W's numbers are never lies anywhere but in registers.
+template <class F, int C>
+inline void tile_of_few(const Product& p, int64_t r, int64_t first) {
     const Matrix& m = *p.w;
     const int64_t bytes = row_bytes<F>(m.cols), groups = in_groups(m.cols), span = span_of(groups);
-    if (groups != m.cols / GROUP) return from;
+    constexpr int R = C == 1 ? F::ABREAST : W_TILE;
+    const uint8_t* rows[W_TILE];
+    for (int k = 0; k < W_TILE; k++) rows[k] = m.data + (r + k) * bytes;
+    float sums[C * W_TILE] = {0};
+    for (int k = 0; k < W_TILE; k += R)
+        for (int64_t g = 0; g < groups; g += span)
+            spans_few<F, R, C>(rows + k, p.x + first * p.padded, p.padded, g, std::min(g + span, groups), W_TILE * bytes, sums + k);
+    const __m128 bias = m.bias ? _mm_loadu_ps(m.bias + r) : _mm_setzero_ps();
+    for (int c = 0; c < C; c++) _mm_storeu_ps(p.y + (first + c) * p.stride + r, _mm_add_ps(_mm_loadu_ps(sums + c * W_TILE), bias));
+}
+
+// Rows from..to of W for few rows of x; how far it came. Rows that are left over, fewer than a tile, are computed as a
+// block.
+template <class F>
+inline int64_t product_few(const Product& p, int64_t from, int64_t to) {
+    const Matrix& m = *p.w;
+    if (p.n > FEW<F> || m.cols % GROUP) return from;
+    const int64_t tiles = (p.n + X_TILE - 1) / X_TILE;
     int64_t r = from;
-    for (; r + W_TILE <= to; r += W_TILE) {
-        const uint8_t* rows[W_TILE];
-        for (int k = 0; k < W_TILE; k++) rows[k] = m.data + (r + k) * bytes;
-        float sums[W_TILE] = {0};
-        for (int k = 0; k < W_TILE; k += F::ABREAST)
-            for (int64_t g = 0; g < groups; g += span)
-                spans_alone<F, F::ABREAST>(rows + k, p.x, g, std::min(g + span, groups), W_TILE * bytes, sums + k);
-        for (int k = 0; k < W_TILE; k++) p.y[r + k] = sums[k] + (m.bias ? m.bias[r + k] : 0.0f);
-    }
+    for (; r + W_TILE <= to; r += W_TILE)
+        for (int64_t t = 0; t < tiles; t++) {  // of as equal sizes as can be
+            const int64_t c = p.n * t / tiles;
+            switch (p.n * (t + 1) / tiles - c) {
+                case 1: tile_of_few<F, 1>(p, r, c); break;
+                case 2: tile_of_few<F, 2>(p, r, c); break;
+                case 3: tile_of_few<F, 3>(p, r, c); break;
+#if defined(__AVX512F__)
+                case 4: tile_of_few<F, 4>(p, r, c); break;
+                case 5: tile_of_few<F, 5>(p, r, c); break;
+                case 6: tile_of_few<F, 6>(p, r, c); break;
+#endif
+            }
+        }
     return r;
 }
 
@@ -172,6 +205,10 @@ inline void product_block(const Product& p, int64_t from, int64_t to, int64_t fi
             }
             for (int64_t t = 0; t < tiles; t++) {  // of as equal sizes as can be
                 const int64_t c = some * t / tiles, next = some * (t + 1) / tiles;
+                // What lies a tile further is asked for early, a part of it for each tile of x.
+                const int64_t begin = W_TILE * bytes * g / groups, all = W_TILE * bytes * (stop - g) / groups;
+                for (int64_t b = begin + all * t / tiles; b < begin + all * (t + 1) / tiles; b += 64)
+                    _mm_prefetch(reinterpret_cast<const char*>(m.data + (r + W_TILE) * bytes + b), _MM_HINT_T0);
                 spans_of(next - c, w, apart, p.x + (first + c) * p.padded + g * GROUP, p.padded, stop - g, sums + c * W_TILE);
             }
         }
@@ -233,7 +270,7 @@ inline void product_rows(const Product& p, int64_t from, int64_t to) {
     if (product_rounded(p, from, to, 0, p.n)) return;
     with_format(p.w->format, [&](auto f) {
         using F = decltype(f);
-        if (p.n == 1) from = product_alone<F>(p, from, to);
+        from = product_few<F>(p, from, to);
         const int64_t block = block_of(p);
         for (int64_t c = 0; c < p.n && from < to; c += block) product_block<F>(p, from, to, c, std::min(c + block, p.n));
     });

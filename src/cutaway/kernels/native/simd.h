@@ -116,20 +116,14 @@ inline float half_at(const uint8_t* p) {
     return half_to_float(bits);
 }
 
-// One number in all lanes, by way of memory: loads are there to spare, where shuffles are what everything waits for.
-inline Vec by_memory(float x) {
-    asm("" : "+m"(x));
-    return all(x);
-}
-
 // Two halves that follow one another, each in all lanes.
 inline void halves_at(const uint8_t* p, Vec* one, Vec* two) {
     int32_t bits;
     std::memcpy(&bits, p, 4);
     float at[4];
     _mm_storeu_ps(at, _mm_cvtph_ps(_mm_cvtsi32_si128(bits)));
-    *one = by_memory(at[0]);
-    *two = by_memory(at[1]);
+    *one = all(at[0]);
+    *two = all(at[1]);
 }
 
 // Four sums of all lanes at once, each in the order that `total` has.
