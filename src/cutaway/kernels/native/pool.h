@@ -71,7 +71,7 @@ class Pool {
             const void* what = what_.load(std::memory_order_relaxed);
             const int64_t n = n_.load(std::memory_order_relaxed), step = step_.load(std::memory_order_relaxed);
             if (from >= n) return;
-            const int64_t share = (n - from) / (2 * threads()) / step * step;
+            const int64_t share = (n - from) * 7 / (8 * threads()) / step * step;
             const int64_t size = std::min(std::max(share, step), n - from);
             // If this succeeds, the round is still the one that all of the above was read in.
             if (!state_.compare_exchange_weak(state, state + static_cast<uint64_t>(size), std::memory_order_acq_rel, std::memory_order_acquire)) continue;
