@@ -183,8 +183,11 @@ def _linear(x: Tensor, weight: Stored, bias: Tensor | None) -> Tensor:
     if not _plain(x) or (torch.is_grad_enabled() and any(t.requires_grad for t in (x, bias) if t is not None)):
         y: Tensor = _Product.apply(x, weight)  # type: ignore[no-untyped-call]
         return y if bias is None else y + bias
-    y = weight.native.product(x, weight.matrix)
-    return y if bias is None else y + bias
+    if bias is None:
+        return weight.native.product(x, weight.matrix)
+    if _fits(bias, weight):
+        return weight.native.product(x, matrix_of(weight, bias))
+    return weight.native.product(x, weight.matrix) + bias
 
 
 class _Product(torch.autograd.Function):
@@ -213,8 +216,9 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     native = library()
     if native is None or torch.is_grad_enabled() or not _plain(x) or not _plain(weight) or not weight.is_contiguous():
         return F.linear(x, weight, bias)
-    y = native.product(x, matrix_of(weight))
-    return y if bias is None else y + bias
+    if bias is None or _fits(bias, weight):
+        return native.product(x, matrix_of(weight, bias))
+    return native.product(x, matrix_of(weight)) + bias
 
 
 def matrix_of(weight: Tensor, bias: Tensor | None = None) -> Matrix:
@@ -223,6 +227,11 @@ def matrix_of(weight: Tensor, bias: Tensor | None = None) -> Matrix:
     rows, cols = weight.shape
     at = None if bias is None else bias.data_ptr()
     return Matrix(data=data.data_ptr(), bias=at, rows=rows, cols=cols, format=number)
+
+
+def _fits(bias: Tensor, weight: Tensor) -> bool:
+    """Whether the native library can add it."""
+    return _plain(bias) and bias.shape == weight.shape[:1] and bias.is_contiguous()
 
 
 def _plain(x: Tensor) -> bool:

@@ -79,15 +79,19 @@ def explicit(q: QueryByHead, k: KeyByHead, v: KeyByHead, a: Attending, tap: Tap 
     queries, keys = a.plan.queries, a.plan.keys
     mask = a.plan.piece(0, queries.shape[1])
     s = scores(q, k, a, queries, keys).masked_fill_(~mask, float("-inf"))
-    if tap is not None:
+    kept = tap is not None and tap.wants("scores")
+    if tap is not None and kept:
         s = tap("scores", s)
+    # Nobody else has them: the weights may lie where they lie.
+    over = s.device.type == "cpu" and s.dtype is torch.float32 and not kept and not torch.is_grad_enabled()
     if a.plan.kind is not MaskKind.RULE:
-        weights = s.float().softmax(-1).to(v.dtype)
+        weights = torch.softmax(s, -1, out=s) if over else s.float().softmax(-1).to(v.dtype)
     else:
         # A pad's row is all −inf: give it finite numbers first, so that neither value nor gradient is NaN.
         readable = mask.any(-1, keepdim=True)
         weights = torch.where(readable, s, 0.0).float().softmax(-1)
         weights = torch.where(readable, weights, 0.0).to(v.dtype)
+    del s
     if tap is not None:
         weights = tap("weights", weights)
     return weighted(F.dropout(weights, a.dropout), v, a, queries, keys)

@@ -30,16 +30,16 @@ class Mlp(Part):
     def forward(self, x: Stream, tap: Tap | None = None) -> Stream:
         """Taps ``gate`` and ``up`` before the curve, ``act`` as ``down`` reads it. [batch, query, d_ff]"""
         act = ACTIVATIONS[self.spec.activation]
-        up = self.up(x)
+        hidden = self.up(x)
         if tap is not None:
-            up = tap("up", up)
+            hidden = tap("up", hidden)
         if self.gate is None:
-            hidden = act(up)
+            hidden = act(hidden)
         else:
             gate = self.gate(x)
             if tap is not None:
                 gate = tap("gate", gate)
-            hidden = act(gate) * up
+            hidden = act(gate) * hidden
         if tap is not None:
             hidden = tap("act", hidden)
         if self.spec.dropout:

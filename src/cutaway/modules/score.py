@@ -49,7 +49,7 @@ def scores(q: QueryByHead, k: KeyByHead, a: Attending, queries: Tensor, keys: Te
         by_distance = q @ a.near_keys.t()
         out = out + by_distance.gather(-1, near_rows(spec.relative, queries, keys).expand_as(out))
     # The products, not the queries, as the reference does: in half precision they round elsewhere.
-    out = out * spec.score_scale
+    out = out * spec.score_scale if torch.is_grad_enabled() else out.mul_(spec.score_scale)
     if spec.soft_cap is not None:
         out = torch.tanh(out / spec.soft_cap) * spec.soft_cap
     if spec.bias is not None and a.table is not None:
