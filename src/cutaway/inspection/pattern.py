@@ -42,13 +42,13 @@ class Pattern(Shown):
         if len(self.heads) == 1:
             title = "What each token (row) reads of each (column)"
             values = numbers(self.weights[0])
-            parts.append(Grid(title, self.pieces, self.keys, values, None, "share", "read", "reads"))
+            parts.append(Grid(title, self.pieces, self.keys, values, None, "share", "key", "query"))
             name = f"{self.branch}, head {self.heads[0]}"
         else:
             title = f"What “{self.pieces[-1]}”, the last token, reads by each head"
             rows = [f"head {i}" for i in self.heads]
             values = numbers(self.weights[:, -1])
-            parts.append(Grid(title, rows, self.keys, values, None, "share", "read", "head"))
+            parts.append(Grid(title, rows, self.keys, values, None, "share", "key", "head"))
             name = self.branch
         return Figure(f"Attention of {name}", parts, ("Weights are the model's own; a row adds up to 1.", NOT_WHY))
 
