@@ -28,6 +28,7 @@ def test_json_is_the_result(call: Call, folder: Path) -> None:
         ("heads", TEXT, "--ablate"): inside.ablation_sweep(TEXT),
         ("neurons", TEXT, "--top", 3): inside.neurons(TEXT, k=3),
         ("neighbors", " the"): inside.neighbours(" the"),
+        ("neighbors", " the", "--by", "dot"): inside.neighbours(" the", by="dot"),
         ("neighbors", " the", "e", "a"): inside.analogy(" the", "e", "a"),
         ("attribute", TEXT): inside.decompose(TEXT),
         ("attribute", TEXT, "--of", "e", "--contrast", "a"): inside.decompose(TEXT, ("e", "a")),

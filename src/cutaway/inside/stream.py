@@ -87,7 +87,7 @@ class Stream(Ground):
 
         Args:
             of: a word, or a vector. [d_model]
-            **more: ``k``, ``alike`` (cosine, dot, euclid), ``table`` (input, output, source), ``leave_out``.
+            **more: ``k``, ``by`` (cosine, dot, euclid), ``table`` (input, output, source), ``leave_out``.
         """
         token = of if isinstance(of, Tensor) else self._says.token(of, "of")
         return inspection.neighbours(self._model, token, spell=self._says.spell, **more)
