@@ -13,6 +13,7 @@ from cutaway.errors import RequestError
 from cutaway.generation.voice import Prompt, Voice
 from cutaway.inside.spoken import Heard, Spoken, Word
 from cutaway.inspection import Metric
+from cutaway.inspection.listed import listed
 from cutaway.inspection.target import place_in
 from cutaway.models import Transformer
 from cutaway.spec import ClassifierSpec, HeadSpec
@@ -43,11 +44,13 @@ class Ground:
         each = self._says.several(texts, target)
         if targets is None:
             return each
-        if len(targets) != len(each):
+        if len(listed("targets", targets, "texts")) != len(each):
             raise RequestError("not a target for each text", field="targets", expected=len(each), got=len(targets))
         return [self._says.read(one.source or one.ids, own) for one, own in zip(each, targets, strict=True)]
 
     def _branch(self, branch: Branch) -> str:
+        if isinstance(branch, bool) or not isinstance(branch, (int, str)):
+            raise RequestError("not a branch", field="branch", expected="a layer's number, or a name", got=repr(branch))
         return branch if isinstance(branch, str) else f"{self._model.spec.main}.layers.{branch}.attn"
 
     def _goal(self, one: Heard, of: Any, position: int | None) -> Any:

@@ -18,6 +18,7 @@ from cutaway.inspection import (
     Plane,
     TunedLens,
 )
+from cutaway.inspection.listed import listed
 
 
 class Stream(Ground):
@@ -106,5 +107,8 @@ class Stream(Ground):
             **more: ``table``.
         """
         tokens = self._says.tokens(words)
-        axes: Any = None if pairs is None else [self._says.tokens(pair, "pairs") for pair in pairs]
+        axes: Any = None
+        if pairs is not None:
+            every = [listed("pairs", pair, "two words") for pair in listed("pairs", pairs, "pairs of words")]
+            axes = [self._says.tokens(pair, "pairs") for pair in every]
         return inspection.plane(self._model, tokens, pairs=axes, spell=self._says.spell, **more)

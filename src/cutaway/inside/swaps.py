@@ -95,9 +95,8 @@ class Swaps(Ground):
             hint = "cutaway.inspection.path_sweep takes ids of sources and targets."
             raise RequestError("paths between two sources are not swept", field="clean", hint=hint)
         sides, asked = self._pairs(clean, corrupt, answer, against, metric, None, more)
-        heard = [Receiver(one) if isinstance(one, str) else one for one in receivers]
         one, two = ([heard.ids for heard in side] for side in sides)
-        return inspection.path_sweep(self._model, one, two, asked, heard, spell=self._says.spell, **more)
+        return inspection.path_sweep(self._model, one, two, asked, receivers, spell=self._says.spell, **more)
 
     def attribution_patching(
         self,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cutaway.errors import RequestError
 from cutaway.inspection.figure import Figure, Grid, Part
+from cutaway.inspection.listed import names_listed
 from cutaway.inspection.probe import Measure, Question, derived
 from cutaway.inspection.reading import named, text_of
 from cutaway.inspection.shown import Shown
@@ -119,7 +120,7 @@ def attribution_patching(
         NameNotFound: a pattern matches nothing; the hint has the nearest names.
     """
     axes = tap_names(model.spec)
-    wanted = match([names] if isinstance(names, str) else names, axes)
+    wanted = match([names] if isinstance(names, str) else names_listed("names", names), axes)
     if not wanted:
         raise RequestError("no quantity was named", field="names", expected="at least one")
     texts = (

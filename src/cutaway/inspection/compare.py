@@ -12,6 +12,7 @@ from torch import Tensor
 from cutaway.errors import RequestError
 from cutaway.generation.checks import check_ids, number
 from cutaway.inspection.figure import Bars, Figure, Part, Rows, Words
+from cutaway.inspection.listed import names_listed
 from cutaway.inspection.readout import blocks, labels, scored
 from cutaway.inspection.running import trace
 from cutaway.inspection.shown import Shown
@@ -213,7 +214,7 @@ def _shared(
     """Names that both have with the same axes, in the left's order, and what only one has."""
     a, b = tap_names(left.spec), tap_names(right.spec)
     usual = [name for name in a | b if name.rsplit(".", 1)[-1] not in APART]
-    wanted = usual if names is None else match(names, a | b)
+    wanted = usual if names is None else match(names_listed("names", names), a | b)
     both = [name for name in wanted if a.get(name) == b.get(name)]
     return both, ([n for n in wanted if n in a and n not in both], [n for n in wanted if n in b and n not in both])
 

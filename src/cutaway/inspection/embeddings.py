@@ -12,6 +12,7 @@ from torch import Tensor
 from cutaway.errors import RequestError
 from cutaway.generation.checks import check_ids, whole
 from cutaway.inspection.figure import Bars, Figure, Part, Rows
+from cutaway.inspection.listed import listed
 from cutaway.inspection.readout import Spell, blocks, labels, rows_of, table_of
 from cutaway.inspection.shown import Shown
 from cutaway.models import Transformer
@@ -214,7 +215,7 @@ def plane(
     axes: list[Tensor] = []
     named: list[str] = []
     middle = x.mean(0)
-    for pair in pairs or ():
+    for pair in () if pairs is None else listed("pairs", pairs, "pairs of words"):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise RequestError("not a pair of words", field="pairs", expected="two each", got=pair)
         a, b = pair

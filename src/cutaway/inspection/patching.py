@@ -204,6 +204,8 @@ def _names(model: Transformer, stack: str, over: Over, at: str | None) -> list[s
     usual = {"position": ["resid_in"], "head": ["attn.z"], "branch": ["*.out"]}
     if over not in usual:
         raise RequestError("no such sweep", field="over", expected="position, head or branch", got=over)
+    if at is not None and not isinstance(at, str):
+        raise RequestError("not a name", field="at", expected="one name within a layer, such as mlp.act", got=at)
     found = match([f"{stack}.layers.*.{one}" for one in ([at] if at else usual[over])], axes)
     wanted, what = (HEADS, "heads") if over == "head" else (TOKENS, "positions")
     kept = [name for name in found if any(word in wanted for word in axes[name])]

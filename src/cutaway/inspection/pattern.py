@@ -85,7 +85,7 @@ def pattern(
         RequestError: no such head.
     """
     known = {name: n for stack in model.spec.stacks for name, n in heads_of(model, stack).items()}
-    if branch not in known:
+    if not isinstance(branch, str) or branch not in known:
         hint = f"A name is such as {next(iter(known), 'decoder.layers.0.attn')}."
         raise NameNotFound("no branch with heads has this name", field=branch, hint=hint)
     chosen = list(range(known[branch])) if heads is None else list(heads) if isinstance(heads, Iterable) else [heads]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cutaway.errors import RequestError
 from cutaway.inspection.change import Change, Changed, Edit
+from cutaway.inspection.listed import names_listed
 from cutaway.inspection.where import Place
 from cutaway.spec import ModelSpec
 from cutaway.spec.names import match, tap_names
@@ -79,7 +80,7 @@ class Recorder:
         for pattern, edit in (edits or {}).items():
             for name in match([pattern], axes):
                 by_name.setdefault(name, []).append(edit)
-        return cls(match(names, axes), by_name, axes, grads, stop)
+        return cls(match(names_listed("names", names), axes), by_name, axes, grads, stop)
 
     def clear(self) -> None:
         """Let go of what was kept."""

@@ -20,6 +20,7 @@ from cutaway.generation.sampling import Sampling
 from cutaway.generation.voice import Prompt, Voice
 from cutaway.inspection.change import Changed, Edit
 from cutaway.inspection.joined import joined
+from cutaway.inspection.listed import listed, names_listed
 from cutaway.inspection.record import Enough, Recorder
 from cutaway.inspection.trace import Trace
 from cutaway.inspection.traced_file import Facts, Pieces
@@ -80,13 +81,13 @@ def trace(
         RequestError: something makes no sense, by name; an edit that gives back another shape or kind of numbers, or
             that takes hold of nothing.
     """
-    rows = [check_ids(row, model.spec.vocab_size, "prompt") for row in ids]
+    rows = [check_ids(row, model.spec.vocab_size, "prompt") for row in listed("prompt", ids, "lists of token ids")]
     if not rows:
         raise RequestError("there are no texts", field="prompt", expected="at least one")
     longest = max(map(len, rows))
     check_length(model, longest + whole("max_tokens", max_tokens, 0), "prompt")
     read = None if sources is None else _sources(model, sources, len(rows))
-    asked = Recorder.of(model.spec, *_names(names), edits=_edits(edits), stop=flag("stop", stop))
+    asked = Recorder.of(model.spec, *names_listed("names", names), edits=_edits(edits), stop=flag("stop", stop))
     if stop and not asked.kept:
         raise RequestError("stops after what is wanted, and nothing is", field="names", expected="a name")
     if max_tokens:
@@ -236,17 +237,6 @@ def _pieces(tokenizer: Tokenizer | None, rows: list[list[int]] | None, written: 
         return None
     words = tokenizer.target if written else tokenizer
     return [[piece.text for piece in words.pieces(row)] for row in rows]
-
-
-def _names(names: object) -> list[str]:
-    """Names, if they are such."""
-    if not isinstance(names, (list, tuple)):
-        raise RequestError("not a list of names", field="names", expected="names or patterns", got=names)
-    for place, name in enumerate(names):
-        if not isinstance(name, str):
-            hint = "Give the names one after another." if isinstance(name, (list, tuple)) else None
-            raise RequestError("not a name", field=f"names/{place}", expected="a text", got=name, hint=hint)
-    return list(names)
 
 
 def _edits(edits: Any) -> Mapping[str, Edit]:
