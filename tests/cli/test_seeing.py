@@ -121,6 +121,8 @@ def test_compare(call: Call, folder: Path, base_folder: Path) -> None:
         (("attn", TEXT), 3, "--layer"),
         (("attn", TEXT, "--layer", "9"), 3, "no branch"),
         (("attn", TEXT, "--layer", "0", "--head", "9"), 3, "no such head"),
+        (("attn", "", "--layer", "0"), 3, "nothing to look at"),
+        (("trace", ""), 3, "nothing to look at"),
         (("neighbors", "a", "b"), 2, "three"),
         (("attribute", TEXT, "--method", "grad", "--steps", "3"), 2, "no such option"),
         (("patch", TEXT), 2, "what is changed"),

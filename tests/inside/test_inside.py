@@ -174,6 +174,49 @@ def test_a_source_and_a_target(made: Made) -> None:
         made("llama").inside.lens(TEXT, target="a")
 
 
+def test_a_trace_of_words_is_the_models_own(made: Made) -> None:
+    """``inside.trace`` hands on to what ``model.trace`` does: edits, steps of an answer, a target in words."""
+    names = ("decoder.layers.*.attn.z", "decoder.layers.0.attn.weights", "logits")
+    for kind, target in (("llama", None), ("t5", "a")):
+        model = made(kind)
+        more: dict[str, Any] = {"edits": {"decoder.layers.0.attn.z": edits.scale(0.5)}, "max_tokens": 2}
+        ids = None
+        if target is not None:
+            assert model.tokenizer is not None
+            ids = [[*model._voice.start(), *model.tokenizer.encode(target, bos=False)]]
+        one, two = (
+            model.inside.trace(TEXT, *names, target=target, **more),
+            model.trace(TEXT, *names, target=ids, **more),
+        )
+        assert (one.tokens, one.sources, one.pieces) == (two.tokens, two.sources, two.pieces)
+        assert [*one] == [*two]
+        assert all(torch.equal(one[name], two[name]) for name in one)
+        assert not torch.equal(one["logits"], model.trace(TEXT, "logits", target=ids, max_tokens=2)["logits"])
+    kept = made("mlm").inside.trace("the [MASK] sat", "logits")
+    assert made("mlm").tokenizer.mask_id in kept.tokens[0]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", ["llama", "mlm", "t5"])
+def test_a_text_without_a_token(made: Made, kind: str) -> None:
+    """It does not become a start token, or what stands around a text, in silence."""
+    inside = made(kind).inside
+    for text in ("", *([" ", "\n "] if kind == "mlm" else [])):
+        for ask in (
+            lambda text=text: inside.attention(text, next(iter(inside._model.spec.stacks)) + ".layers.0.attn"),
+            lambda text=text: inside.trace(text, "logits"),
+            lambda text=text: inside.compare("a", text),
+            lambda text=text: inside.head_scores([text]),
+        ):
+            with pytest.raises(RequestError, match="nothing to look at") as caught:
+                ask()
+            assert caught.value.got == repr(text)
+            assert (caught.value.field or "").startswith(("text", "other"))
+    if kind == "mlm":
+        assert len(inside.trace("[MASK]", "logits").tokens[0]) == 3
+    if kind == "llama":
+        assert inside.trace([1], "logits").tokens == [[1]]
+
+
 def test_neurons_are_those_of_the_decomposition(made: Made) -> None:
     model = made("llama")
     ids = model.tokenizer.encode(TEXT)  # type: ignore[union-attr]
