@@ -356,7 +356,7 @@ class Model:
                 default that token alone.
             start: the name of a layer's ``resid_in``, and the stream to begin there with: nothing before is run.
             stop: end after the last of ``names``: nothing after it is run.
-            grad: keep the graph, for gradients of what is kept.
+            grad: keep the graph, for gradients of what is kept; not of a model loaded as ``int8``.
             **options: how tokens are chosen and what form they have, as for :meth:`generate`.
 
         Raises:

@@ -15,6 +15,7 @@ from cutaway.inspection.listed import names_listed
 from cutaway.inspection.probe import Measure, Question, derived
 from cutaway.inspection.reading import named, text_of
 from cutaway.inspection.shown import Shown
+from cutaway.inspection.slopes import check_slopes
 from cutaway.inspection.target import Of
 from cutaway.models import Transformer
 from cutaway.spec.names import match, tap_names
@@ -123,6 +124,7 @@ def attribution_patching(
     wanted = match([names] if isinstance(names, str) else names_listed("names", names), axes)
     if not wanted:
         raise RequestError("no quantity was named", field="names", expected="at least one")
+    check_slopes(model, "model")
     texts = (
         text_of(model, clean, source, types, "clean"),
         text_of(model, corrupt, source if corrupt_source is None else corrupt_source, types, "corrupt"),
