@@ -52,6 +52,7 @@ def command(
     more: dict[str, Any] = {"position": position, "target": target}
     more |= {} if baseline is None else {"baseline": baseline}
     more |= {} if steps is None else {"steps": steps}
+    more |= {"progress": not settings.quiet} if method in ("ig", "occlusion") else {}
     with as_input():
         inside = model.inside
         of = word if contrast is None else (word, contrast)

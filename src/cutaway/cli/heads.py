@@ -37,7 +37,7 @@ def command(
     with as_input():
         inside = model.inside
         if copying:
-            emit_result(settings, inside.copying_scores())
+            emit_result(settings, inside.copying_scores(progress=not settings.quiet))
             return
         if ablate:
             emit_result(settings, inside.ablation_sweep(prompt, target=target, progress=not settings.quiet))

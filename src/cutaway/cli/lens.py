@@ -44,6 +44,6 @@ def command(
         where = None if every else [last_of(model, text) if position is None else position]
         result = inside.lens(
             text, at or None, follow="final" if follow is None else follow, positions=where, k=top, target=target,
-            tuned=lens,
+            tuned=lens, progress=not settings.quiet,
         )  # fmt: skip
     emit_result(settings, result, prompt=text)

@@ -18,6 +18,7 @@ from cutaway.inspection import (
     Trace,
 )
 from cutaway.inspection.running import traced
+from cutaway.inspection.steps import Progress
 
 
 class Circuits(Ground):
@@ -73,9 +74,9 @@ class Circuits(Ground):
         sources = None if each[0].source is None else [one.source or [] for one in each]
         return inspection.head_scores(self._model, [one.ids for one in each], sources=sources)
 
-    def copying_scores(self) -> Heads:
+    def copying_scores(self, *, progress: Progress | bool | None = None) -> Heads:
         """How far each head writes the token that it reads, from its weights alone (Elhage et al. 2021)."""
-        return inspection.copying_scores(self._model)
+        return inspection.copying_scores(self._model, progress=progress)
 
     def head_looks_for(
         self, branch: Branch, head: int, words: Word | Sequence[Word], *, distance: int = 0, k: int = 10

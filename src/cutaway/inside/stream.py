@@ -19,6 +19,7 @@ from cutaway.inspection import (
     TunedLens,
 )
 from cutaway.inspection.listed import listed
+from cutaway.inspection.steps import Progress
 
 
 class Stream(Ground):
@@ -34,6 +35,7 @@ class Stream(Ground):
         k: int = 5,
         target: Target = None,
         tuned: TunedLens | None = None,
+        progress: Progress | bool | None = None,
     ) -> Lens:
         """What the model would say if it ended early: at each point of the stream, for each token of a text.
 
@@ -45,6 +47,7 @@ class Stream(Ground):
             positions: only these; negative ones count from the end.
             k: how many of the best words. target: see the class.
             tuned: a lens that was trained for this model (Belrose et al. 2023): :meth:`train_lens`.
+            progress: told of long texts: a function of (done, of), or True for a line.
 
         Raises:
             RequestError: a model without a head that scores tokens; a word that is several tokens.
@@ -54,7 +57,7 @@ class Stream(Ground):
         if follow not in ("final", "next"):
             tokens = self._says.tokens(follow, "follow")
             goal = tokens[0] if len(tokens) == 1 else tokens
-        kept = {"positions": positions, "k": k, "source": one.source, "tuned": tuned}
+        kept = {"positions": positions, "k": k, "source": one.source, "tuned": tuned, "progress": progress}
         return inspection.lens(
             self._model,
             one.ids,

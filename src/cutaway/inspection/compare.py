@@ -16,6 +16,7 @@ from cutaway.inspection.listed import names_listed
 from cutaway.inspection.readout import blocks, labels, scored
 from cutaway.inspection.running import trace
 from cutaway.inspection.shown import Shown
+from cutaway.inspection.steps import Progress, counted
 from cutaway.models import Transformer
 from cutaway.spec import HeadSpec
 from cutaway.spec.names import axis_sizes, match, tap_names
@@ -142,6 +143,7 @@ def compare(
     source: Sequence[int] | None = None,
     other_source: Sequence[int] | None = None,
     pieces: Sequence[str] | None = None,
+    progress: Progress | bool | None = None,
 ) -> Comparison:
     """Run two models, or one on two texts, and walk what they compute in order.
 
@@ -154,6 +156,7 @@ def compare(
             the ``"end"``.
         source, other_source: of encoder–decoders, what the encoders read.
         pieces: a text for each token of ``ids``.
+        progress: called with how many quantities are done and how many there are; True for a line.
 
     Raises:
         NameNotFound: a pattern matches nothing on either side.
@@ -174,14 +177,16 @@ def compare(
         shorter |= {word: min(len(source), len(sources[1])) for word in ("source", "source_key")}
     found, odd = [], []
     axes = tap_names(left.spec)
-    for group in _groups(left, both, len(texts[0]), len(source or ())):
-        one, two = (_seen(model, text, group, read) for model, text, read in sides)
-        for name in group:
-            a, b = (_aligned(side[name], axes[name], shorter, align) for side in (one, two))
-            if a.shape != b.shape:
-                odd.append(name)
-            else:
-                found.append(_difference(name, a, b, axes[name]))
+    with counted(progress, len(both), "quantities") as report:
+        for group in _groups(left, both, len(texts[0]), len(source or ())):
+            one, two = (_seen(model, text, group, read) for model, text, read in sides)
+            for name in group:
+                a, b = (_aligned(side[name], axes[name], shorter, align) for side in (one, two))
+                if a.shape != b.shape:
+                    odd.append(name)
+                else:
+                    found.append(_difference(name, a, b, axes[name]))
+                report(len(found) + len(odd), len(both))
     n = shorter["query"]
     span = slice(0, n) if align == "start" else slice(len(texts[0]) - n, len(texts[0]))
     divergence, agree = _ends(sides, n, align)
