@@ -38,6 +38,9 @@ def test_json_is_the_result(call: Call, folder: Path) -> None:
         ("patch", TEXT, "--zero", "L1.H2"): inside.effect(TEXT, {"decoder.layers.1.attn.z": edits.zero(heads=2)}),
         ("patch", TEXT, "--scale", "L1.mlp=0.5"): inside.effect(TEXT, {"decoder.layers.1.mlp.out": edits.scale(0.5)}),
         ("patch", TEXT, "--from", "the bnd", "--word", "e"): inside.patch_sweep("the bnd", TEXT, "e"),
+        ("patch", TEXT, "--from", "the", "--word", "e", "--align", "end"): inside.patch_sweep(
+            "the", TEXT, "e", align="end"
+        ),
     }
     for line, result in wanted.items():
         done = call(*line, "-m", folder, "--json")

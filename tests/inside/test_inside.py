@@ -108,13 +108,32 @@ def test_a_word_is_one_token(made: Made) -> None:
     with pytest.raises(RequestError, match="is not one token") as caught:
         inside.neighbours("the")
     assert "With a space before it, it is one: ' the'" in str(caught.value.hint)
-    with pytest.raises(RequestError, match="as many tokens") as caught:
-        inside.patch_sweep(TEXT, "the")
-    assert caught.value.got == "2: t|he"
     with pytest.raises(RequestError):
         inside.neighbours("")
     with pytest.raises(RequestError):
         inside.neighbours(10**9)
+
+
+def test_texts_of_two_lengths_are_shown_side_by_side(made: Made) -> None:
+    """Where they part, and a way out where there is one; aligned from the end they are patched as ids are."""
+    model = made("llama")
+    inside, tokenizer = model.inside, model.tokenizer
+    assert tokenizer is not None
+    for ask, way in (
+        (inside.patch_sweep, True),
+        (inside.path_sweep, False),
+        (lambda a, b: inside.attribution_patching(a, b, ["*.attn.z"]), False),
+    ):
+        with pytest.raises(RequestError, match="as many tokens") as caught:
+            ask(TEXT, "the bend")
+        assert (caught.value.expected, caught.value.got) == ("6: t|he| |[]|e|n|d", "7: t|he| |[b]|e|n|d")
+        assert "From token 3 on: “” beside “b”." in str(caught.value.hint)
+        assert ('align="end"' in str(caught.value.hint)) is way
+    found = inside.patch_sweep(TEXT, "the bend", "a", "b", align="end")
+    one, two = (tokenizer.encode(text) for text in (TEXT, "the bend"))
+    metric = inspection.logit_difference(*(tokenizer.encode(word)[0] for word in ("a", "b")))
+    same(found, inspection.patch_sweep(model.transformer, [one], [two], metric, align="end"))
+    assert TEXT.endswith("".join(found.columns))
 
 
 def test_the_only_blank_is_asked_about(made: Made) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     type=click.Choice(["position", "head", "branch"]),
     help="Of --from without --at: layers by what. [position]",
 )
+@click.option("--align", type=click.Choice(["end"]), help="Of prompts of two lengths: places count from the end.")
 @click.option("--stack", type=click.Choice(["encoder", "decoder"]), help="Whose layers. [those before the head]")
 @click.option("--word", "words", multiple=True, metavar="WORD", help="Tell of it too; in a sweep, WORD less WORD2.")
 @click.option("--token", "position", type=int, metavar="N", help="Only at this token of the prompt, from 0.")
@@ -42,6 +43,7 @@ def command(
     other: str | None,
     at: tuple[str, ...],
     over: Any,
+    align: str | None,
     stack: str | None,
     words: tuple[str, ...],
     position: int | None,
@@ -64,8 +66,8 @@ def command(
     sweeping = other is not None and not at
     if sweeping and (zero or scale):
         raise click.UsageError("--from without --at is a sweep, and edits nothing else.", context)
-    if (over or stack) and not sweeping:
-        raise click.UsageError("--over and --stack are for --from without --at.", context)
+    if (over or stack or align) and not sweeping:
+        raise click.UsageError("--over, --stack and --align are for --from without --at.", context)
     model, text = opened(settings, prompt, "patch --zero L3.H5")
     with as_input():
         if sweeping:
@@ -76,7 +78,13 @@ def command(
                     "a sweep asks about one word, or one against another", field="--word", got=len(words)
                 )
             more |= dict(zip(("answer", "against"), words, strict=False))
-            more |= {"over": over or "position", "stack": stack, "target": target, "progress": not settings.quiet}
+            more |= {
+                "over": over or "position",
+                "align": align,
+                "stack": stack,
+                "target": target,
+            }
+            more["progress"] = not settings.quiet
             result = model.inside.patch_sweep(other, text, **more)
             emit_result(settings, result, prompt=text, **{"from": other})
             return

@@ -14,6 +14,7 @@ from cutaway.generation.voice import Prompt, Voice
 from cutaway.inside.spoken import Heard, Spoken, Word
 from cutaway.inspection import Metric
 from cutaway.inspection.listed import listed
+from cutaway.inspection.pairs import beside
 from cutaway.inspection.target import place_in
 from cutaway.models import Transformer
 from cutaway.spec import ClassifierSpec, HeadSpec
@@ -95,28 +96,29 @@ class Ground:
         words = self._says.worded(goal)
         return found if words is None else replace(found, what=words)
 
-    def _both(self, clean: Texts, corrupt: Texts, target: Target) -> list[list[Heard]]:
-        """Texts in pairs of as many tokens."""
+    def _both(self, clean: Texts, corrupt: Texts, target: Target, align: bool | None = None) -> list[list[Heard]]:
+        """Texts in pairs of as many tokens; with ``align`` of any, and where that is False, it is named as a way."""
         sides = [self._says.several(some, target, name) for name, some in zip(SIDES, (clean, corrupt), strict=True)]
         for one, two in zip(*sides, strict=False):
             a, b = (x.ids if x.source is None else x.source for x in (one, two))
-            if len(a) != len(b):
-                words = [f"{len(x)}: {self._split(x)}" for x in (a, b)]
+            if len(a) != len(b) and not align:
+                left, right, where = beside(self._split(a), self._split(b))
                 what = "a pair's texts must have as many tokens"
-                hint = "Choose words that are as many tokens; `cutaway tokenize` shows how a text splits."
-                raise RequestError(what, field="corrupt", expected=words[0], got=words[1], hint=hint)
+                way = "" if align is None else '; or count places from the end: align="end" (--align end)'
+                hint = f"{where} Choose words that are as many tokens{way}."
+                raise RequestError(what, field="corrupt", expected=left, got=right, hint=hint)
         return sides
 
-    def _split(self, ids: list[int]) -> str:
+    def _split(self, ids: list[int]) -> list[str]:
         tokenizer = self._voice.tokenizer
-        return "|".join(map(str, ids) if tokenizer is None else (piece.text for piece in tokenizer.pieces(ids)))
+        return [*map(str, ids)] if tokenizer is None else [piece.text for piece in tokenizer.pieces(ids)]
 
     def _pairs(
         self, clean: Texts, corrupt: Texts, answer: Word | None, against: Word | None, metric: Metric | None,
-        target: Target, more: dict[str, Any],
+        target: Target, more: dict[str, Any], align: bool | None = None,
     ) -> tuple[list[list[Heard]], Metric]:  # fmt: skip
         """Both sides, and the question; where it is asked goes into ``more``."""
-        sides = self._both(clean, corrupt, target)
+        sides = self._both(clean, corrupt, target, align)
         if (at := self._place(sides[0][0], more.get("answer_at"))) is not None:
             more["answer_at"] = at
         if metric is not None:
