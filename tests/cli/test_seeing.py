@@ -80,6 +80,21 @@ def test_drawn(call: Call, folder: Path, line: tuple[Any, ...], tmp_path: Path) 
         assert "<table" in (tmp_path / "x.html").read_text()
 
 
+def test_one_option_is_one_option(call: Call) -> None:
+    """Where two verbs that look inside have an option of one name, it is the same one, with the same words."""
+    from cutaway.cli import attn, attribute, heads, lens, neurons, patch
+
+    own = {"--layer", "--top", "--at", "--token"}  # of another meaning, or another number, in some
+    seen: dict[str, set[tuple[Any, ...]]] = {}
+    for verb in (attn, attribute, heads, lens, neurons, patch):
+        for option in verb.command.params:
+            facts = (option.type.name, getattr(option, "help", None), getattr(option, "multiple", False))
+            seen.setdefault(option.opts[0], set()).add(facts)
+    assert {name for name, facts in seen.items() if len(facts) > 1} <= own
+    pair = [{o.opts[0]: o for o in verb.command.params} for verb in (attribute, neurons)]
+    assert all(pair[0][name].help == pair[1][name].help for name in ("--of", "--contrast", "--token", "--target"))
+
+
 def test_colour_on_a_terminal(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b[" in call("attn", TEXT, "--layer", 0, "-m", folder, stdout_tty=True).out
     monkeypatch.setenv("NO_COLOR", "1")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cutaway.cli.common import Settings, as_input
-from cutaway.cli.options import COUNT, shared
-from cutaway.cli.seeing import answer, emit_result, opened, place_of
+from cutaway.cli.options import COUNT
+from cutaway.cli.seeing import emit_result, looks, opened, place_of
 from cutaway.errors import RequestError
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 @click.command("patch")
-@click.argument("prompt", required=False)
 @click.option("--zero", multiple=True, metavar="PLACE", help="Nothing there: L3.H5, L7.mlp, or a whole name.")
 @click.option("--scale", multiple=True, metavar="PLACE=X", help="So many times what is there: L7.mlp=0.5.")
 @click.option("--from", "other", metavar="PROMPT2", help="What is there for this prompt, put into PROMPT's run.")
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
 @click.option("--word", "words", multiple=True, metavar="WORD", help="Tell of it too; in a sweep, WORD less WORD2.")
 @click.option("--token", "position", type=int, metavar="N", help="Only at this token of the prompt, from 0.")
 @click.option("--top", type=COUNT, default=5, show_default=True, metavar="K", help="How many tokens of either answer.")
-@answer
-@shared("model", "load", "output")
+@looks
 def command(
     settings: Settings,
     /,
