@@ -12,11 +12,14 @@ from torch import Tensor
 from cutaway.errors import NameNotFound, RequestError
 from cutaway.inspection import (
     Sweep,
+    Target,
     ablation_sweep,
     log_probability,
     logit_difference,
+    logprob,
     loss_without,
     patch_sweep,
+    path_sweep,
 )
 from tests.inspection.against import Pair, hooked, pair, places
 from tests.reference import tiny, tiny_encoders, tiny_seq2seq
@@ -152,6 +155,24 @@ def test_what_cannot_be_aligned() -> None:
     ):
         with pytest.raises(RequestError, match=says):
             ask(**more)
+
+
+def test_what_is_explained_can_be_swept_for() -> None:
+    """A target is a metric: the same numbers as those of the same name, and of a label."""
+    model = tiny.transformer("llama")
+    for target, metric in (
+        (Target("difference", (21, 34)), METRIC),
+        (logprob(21), log_probability(21)),
+        (Target("logit", (21,)), lambda scores: scores[..., 21]),
+    ):
+        one, two = (patch_sweep(model, [CLEAN], [CORRUPT], asked) for asked in (target, metric))
+        assert torch.equal(one.values, two.values)
+        assert (one.clean, one.corrupt) == (two.clean, two.corrupt)
+        paths = [path_sweep(model, [CLEAN], [CORRUPT], asked).values.nan_to_num() for asked in (target, metric)]
+        assert torch.equal(*paths)
+    assert patch_sweep(model, [CLEAN], [CORRUPT], logprob(21)).metric == "log-probability of 21"
+    with pytest.raises(RequestError, match="not a token"):
+        patch_sweep(model, [CLEAN], [CORRUPT], logprob(64))
 
 
 def test_pairs_and_batches() -> None:

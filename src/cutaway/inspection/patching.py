@@ -15,7 +15,7 @@ from torch import Tensor
 from cutaway.errors import NameNotFound, RequestError
 from cutaway.generation.checks import whole
 from cutaway.inspection.figure import Bars, Figure, Grid
-from cutaway.inspection.metrics import Metric, TokenMetric
+from cutaway.inspection.metrics import Metric, words_of
 from cutaway.inspection.pairs import Align, places_beside
 from cutaway.inspection.readout import Spell, labels, numbers
 from cutaway.inspection.shown import Shown
@@ -133,8 +133,8 @@ def patch_sweep(
     Args:
         model: one that scores tokens or labels.
         clean, corrupt: texts in pairs, all of one length, such as two that differ in a name; see ``align``.
-        metric: see :func:`logit_difference`, :func:`log_probability`; or a function of the scores at one position,
-            [..., pair, vocab] → [..., pair]. Its mean over the pairs is what is told.
+        metric: see :func:`logit_difference`, :func:`log_probability`; a :class:`Target`; or a function of the scores at
+            one position, [..., pair, vocab] → [..., pair]. Its mean over the pairs is what is told.
         over: ``"position"``: the stream before each layer, at each position. ``"head"``: what each head reads, at all
             positions. ``"branch"``: what each branch adds, at each position.
         at: another quantity of each layer: ``"mlp.act"``, or of heads ``"attn.q"``, ``"cross.z"``.
@@ -206,7 +206,7 @@ def patch_sweep(
         grid[names.index(site.name), column] = value
     shown = labels(read, pieces)
     across = [str(i) for i in range(columns)] if over == "head" else [shown[i] for i in chosen]
-    said = metric.words(spell) if isinstance(metric, TokenMetric) else "metric"
+    said = words_of(metric, spell)
     kind = "head" if over == "head" else "position"
     return Sweep(tuple(names), tuple(across), kind, grid, told[0], told[1], said, direction, tuple(notes))
 

@@ -25,7 +25,7 @@ from cutaway.generation.checks import whole
 from cutaway.inspection.change import Edit
 from cutaway.inspection.figure import Bars, Figure, Grid, Part
 from cutaway.inspection.listed import listed
-from cutaway.inspection.metrics import Metric, TokenMetric
+from cutaway.inspection.metrics import Metric, words_of
 from cutaway.inspection.patching import Direction
 from cutaway.inspection.readout import Spell, numbers
 from cutaway.inspection.shown import Shown
@@ -192,7 +192,7 @@ def path_sweep(
             for site, value in zip(some, one.told(some).mean(1).tolist(), strict=True):
                 values[[*gives.values()].index(site.name), site.head or 0] = value
             report(i + len(some), len(senders))
-    said = metric.words(spell) if isinstance(metric, TokenMetric) else "metric"
+    said = words_of(metric, spell)
     return Paths(tuple(gives), values, tuple(r.label() for r in told_to), told[0], told[1], said, direction)
 
 
