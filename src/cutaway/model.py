@@ -345,7 +345,7 @@ class Model:
         Where texts differ in length, a row's own tokens come first and then NaN: ``trace.row(i)`` is one without.
 
         Args:
-            prompt: as for :meth:`generate`.
+            prompt: as for :meth:`generate`: an empty text is the tokenizer's BOS alone.
             names: names or patterns (``decoder.layers.*.attn.weights``); ``cutaway show --taps`` lists them.
             edits: name or pattern → function of the tensor, called in every pass: for the prompt, then for one token
                 after another; or one of ``cutaway.inspection.edits``, which know heads, positions and neurons, such
@@ -356,7 +356,7 @@ class Model:
                 default that token alone.
             start: the name of a layer's ``resid_in``, and the stream to begin there with: nothing before is run.
             stop: end after the last of ``names``: nothing after it is run.
-            grad: keep the graph, for gradients of what is kept.
+            grad: keep the graph, for gradients of what is kept; not of a model loaded as ``int8``.
             **options: how tokens are chosen and what form they have, as for :meth:`generate`.
 
         Raises:

@@ -28,6 +28,7 @@ def test_json_is_the_result(call: Call, folder: Path) -> None:
         ("heads", TEXT, "--ablate"): inside.ablation_sweep(TEXT),
         ("neurons", TEXT, "--top", 3): inside.neurons(TEXT, k=3),
         ("neighbors", " the"): inside.neighbours(" the"),
+        ("neighbors", " the", "--by", "dot"): inside.neighbours(" the", by="dot"),
         ("neighbors", " the", "e", "a"): inside.analogy(" the", "e", "a"),
         ("attribute", TEXT): inside.decompose(TEXT),
         ("attribute", TEXT, "--of", "e", "--contrast", "a"): inside.decompose(TEXT, ("e", "a")),
@@ -37,6 +38,9 @@ def test_json_is_the_result(call: Call, folder: Path) -> None:
         ("patch", TEXT, "--zero", "L1.H2"): inside.effect(TEXT, {"decoder.layers.1.attn.z": edits.zero(heads=2)}),
         ("patch", TEXT, "--scale", "L1.mlp=0.5"): inside.effect(TEXT, {"decoder.layers.1.mlp.out": edits.scale(0.5)}),
         ("patch", TEXT, "--from", "the bnd", "--word", "e"): inside.patch_sweep("the bnd", TEXT, "e"),
+        ("patch", TEXT, "--from", "the", "--word", "e", "--align", "end"): inside.patch_sweep(
+            "the", TEXT, "e", align="end"
+        ),
     }
     for line, result in wanted.items():
         done = call(*line, "-m", folder, "--json")
@@ -74,6 +78,21 @@ def test_drawn(call: Call, folder: Path, line: tuple[Any, ...], tmp_path: Path) 
     if line[0] != "trace":
         assert call(*line, "-m", folder, "-o", tmp_path / "x.html").code == 0
         assert "<table" in (tmp_path / "x.html").read_text()
+
+
+def test_one_option_is_one_option(call: Call) -> None:
+    """Where two verbs that look inside have an option of one name, it is the same one, with the same words."""
+    from cutaway.cli import attn, attribute, heads, lens, neurons, patch
+
+    own = {"--layer", "--top", "--at", "--token"}  # of another meaning, or another number, in some
+    seen: dict[str, set[tuple[Any, ...]]] = {}
+    for verb in (attn, attribute, heads, lens, neurons, patch):
+        for option in verb.command.params:
+            facts = (option.type.name, getattr(option, "help", None), getattr(option, "multiple", False))
+            seen.setdefault(option.opts[0], set()).add(facts)
+    assert {name for name, facts in seen.items() if len(facts) > 1} <= own
+    pair = [{o.opts[0]: o for o in verb.command.params} for verb in (attribute, neurons)]
+    assert all(pair[0][name].help == pair[1][name].help for name in ("--of", "--contrast", "--token", "--target"))
 
 
 def test_colour_on_a_terminal(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +139,8 @@ def test_compare(call: Call, folder: Path, base_folder: Path) -> None:
         (("attn", TEXT), 3, "--layer"),
         (("attn", TEXT, "--layer", "9"), 3, "no branch"),
         (("attn", TEXT, "--layer", "0", "--head", "9"), 3, "no such head"),
+        (("attn", "", "--layer", "0"), 3, "nothing to look at"),
+        (("trace", ""), 3, "nothing to look at"),
         (("neighbors", "a", "b"), 2, "three"),
         (("attribute", TEXT, "--method", "grad", "--steps", "3"), 2, "no such option"),
         (("patch", TEXT), 2, "what is changed"),

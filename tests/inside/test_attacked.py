@@ -57,6 +57,12 @@ ASKED: dict[str, tuple[Callable[[Any], object], str]] = {
     "a seed that is a word": (lambda i: i.repeated(seed="a"), "seed"),
     "a seed too large": (lambda i: i.repeated(seed=1 << 80), "seed"),
     "fewer than none of the heads": (lambda i: i.head_scores([A]).top("sink", -1), "n"),
+    "a receiver that is none": (lambda i: i.path_sweep(A, B, 3, 4, [3]), "receivers/0"),
+    "a head that is none": (lambda i: inspection.loss_without(i._model, [A], ["decoder.layers.0.attn"]), "heads"),
+    "a branch that is none": (lambda i: i.attention(A, None), "branch"),
+    "a text of one token": (lambda i: i.ablation_sweep("a"), "ids"),
+    "a piece of a layer in a list": (lambda i: i.patch_sweep(A, B, 3, 4, at=["mlp.act"]), "at"),
+    "nothing to draw from": (lambda i: inspection.repeated([]), "vocab"),
     "fewer than none of the parts": (lambda i: i.decompose(A, 3).top(-1), "n"),
 }
 
@@ -68,6 +74,44 @@ def test_refused(model: Model, what: str) -> None:
         ask(model.inside)
     assert field in str(caught.value)
     assert "\n" not in caught.value.what
+
+
+ALONE: dict[str, Callable[[Any, Any], object]] = {
+    "sources": lambda i, one: i.decompose(A, 3, sources=one),
+    "neurons": lambda i, one: i.decompose(A, 3, neurons=one),
+    "receivers": lambda i, one: i.path_sweep(A, B, 3, 4, one),
+    "at": lambda i, one: i.lens(A, one),
+    "layers": lambda i, one: i.neurons(A, 3, layers=one),
+    "pairs": lambda i, one: i.plane([3, 4, 5], pairs=one),
+    "names": lambda i, one: i.compare(A, B, names=one),
+    "heads": lambda i, one: inspection.loss_without(i._model, [A], one),
+    "ids": lambda i, one: inspection.ablation_sweep(i._model, one),
+    "clean": lambda i, one: inspection.patch_sweep(i._model, one, [B], inspection.log_probability(3)),
+    "pieces": lambda i, one: inspection.lens(i._model, A, pieces=one),
+    "also": lambda i, one: inspection.effect(i._model, A, {Z: edits.zero()}, also=one),
+    "prompt": lambda i, one: inspection.trace(i._model, one, ("logits",)),
+    "vocab": lambda i, one: inspection.repeated(one),
+}
+
+
+@pytest.mark.parametrize("field", ALONE)
+def test_one_alone_where_a_list_is_wanted(model: Model, field: str) -> None:
+    """A text is no list of letters, a whole name no list of names: in one sentence, by the argument's name."""
+    for one in ("decoder.layers.0.attn", "abcd", *([] if field == "vocab" else [7])):
+        with pytest.raises(RequestError, match="not a list") as caught:
+            ALONE[field](model.inside, one)
+        assert caught.value.field == field
+        assert caught.value.hint == f"One alone goes into a list too: {field}=[…]."
+
+
+def test_a_receiver_by_its_name(model: Model) -> None:
+    """Words mean the same on both floors."""
+    metric = inspection.logit_difference(3, 4)
+    named, made = (
+        inspection.path_sweep(model.transformer, [A], [B], metric, some).as_dict()
+        for some in (["decoder.layers.1.attn.q"], [inspection.Receiver("decoder.layers.1.attn.q")])
+    )
+    assert named == made
 
 
 def test_models_with_nothing_in_common() -> None:

@@ -108,13 +108,32 @@ def test_a_word_is_one_token(made: Made) -> None:
     with pytest.raises(RequestError, match="is not one token") as caught:
         inside.neighbours("the")
     assert "With a space before it, it is one: ' the'" in str(caught.value.hint)
-    with pytest.raises(RequestError, match="as many tokens") as caught:
-        inside.patch_sweep(TEXT, "the")
-    assert caught.value.got == "2: t|he"
     with pytest.raises(RequestError):
         inside.neighbours("")
     with pytest.raises(RequestError):
         inside.neighbours(10**9)
+
+
+def test_texts_of_two_lengths_are_shown_side_by_side(made: Made) -> None:
+    """Where they part, and a way out where there is one; aligned from the end they are patched as ids are."""
+    model = made("llama")
+    inside, tokenizer = model.inside, model.tokenizer
+    assert tokenizer is not None
+    for ask, way in (
+        (inside.patch_sweep, True),
+        (inside.path_sweep, False),
+        (lambda a, b: inside.attribution_patching(a, b, ["*.attn.z"]), False),
+    ):
+        with pytest.raises(RequestError, match="as many tokens") as caught:
+            ask(TEXT, "the bend")
+        assert (caught.value.expected, caught.value.got) == ("6: t|he| |[]|e|n|d", "7: t|he| |[b]|e|n|d")
+        assert "From token 3 on: “” beside “b”." in str(caught.value.hint)
+        assert ('align="end"' in str(caught.value.hint)) is way
+    found = inside.patch_sweep(TEXT, "the bend", "a", "b", align="end")
+    one, two = (tokenizer.encode(text) for text in (TEXT, "the bend"))
+    metric = inspection.logit_difference(*(tokenizer.encode(word)[0] for word in ("a", "b")))
+    same(found, inspection.patch_sweep(model.transformer, [one], [two], metric, align="end"))
+    assert TEXT.endswith("".join(found.columns))
 
 
 def test_the_only_blank_is_asked_about(made: Made) -> None:
@@ -172,6 +191,49 @@ def test_a_source_and_a_target(made: Made) -> None:
     assert inside.head_scores().scores["induction"].isfinite().any()
     with pytest.raises(RequestError, match="one text"):
         made("llama").inside.lens(TEXT, target="a")
+
+
+def test_a_trace_of_words_is_the_models_own(made: Made) -> None:
+    """``inside.trace`` hands on to what ``model.trace`` does: edits, steps of an answer, a target in words."""
+    names = ("decoder.layers.*.attn.z", "decoder.layers.0.attn.weights", "logits")
+    for kind, target in (("llama", None), ("t5", "a")):
+        model = made(kind)
+        more: dict[str, Any] = {"edits": {"decoder.layers.0.attn.z": edits.scale(0.5)}, "max_tokens": 2}
+        ids = None
+        if target is not None:
+            assert model.tokenizer is not None
+            ids = [[*model._voice.start(), *model.tokenizer.encode(target, bos=False)]]
+        one, two = (
+            model.inside.trace(TEXT, *names, target=target, **more),
+            model.trace(TEXT, *names, target=ids, **more),
+        )
+        assert (one.tokens, one.sources, one.pieces) == (two.tokens, two.sources, two.pieces)
+        assert [*one] == [*two]
+        assert all(torch.equal(one[name], two[name]) for name in one)
+        assert not torch.equal(one["logits"], model.trace(TEXT, "logits", target=ids, max_tokens=2)["logits"])
+    kept = made("mlm").inside.trace("the [MASK] sat", "logits")
+    assert made("mlm").tokenizer.mask_id in kept.tokens[0]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", ["llama", "mlm", "t5"])
+def test_a_text_without_a_token(made: Made, kind: str) -> None:
+    """It does not become a start token, or what stands around a text, in silence."""
+    inside = made(kind).inside
+    for text in ("", *([" ", "\n "] if kind == "mlm" else [])):
+        for ask in (
+            lambda text=text: inside.attention(text, next(iter(inside._model.spec.stacks)) + ".layers.0.attn"),
+            lambda text=text: inside.trace(text, "logits"),
+            lambda text=text: inside.compare("a", text),
+            lambda text=text: inside.head_scores([text]),
+        ):
+            with pytest.raises(RequestError, match="nothing to look at") as caught:
+                ask()
+            assert caught.value.got == repr(text)
+            assert (caught.value.field or "").startswith(("text", "other"))
+    if kind == "mlm":
+        assert len(inside.trace("[MASK]", "logits").tokens[0]) == 3
+    if kind == "llama":
+        assert inside.trace([1], "logits").tokens == [[1]]
 
 
 def test_neurons_are_those_of_the_decomposition(made: Made) -> None:

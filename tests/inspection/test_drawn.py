@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from cutaway.inspection import head_scores, lens
+from cutaway.inspection import head_scores, lens, pattern
 from cutaway.inspection.drawn.page import document, fragment
 from cutaway.inspection.drawn.terminal import Drawing, plain_text, text_of
 from cutaway.inspection.drawn.words import Numbers, shared, strength
@@ -159,6 +159,16 @@ def test_results_show_themselves() -> None:
         out = io.StringIO()
         Console(file=out, width=80).print(result)
         assert result.figure().title in out.getvalue()
+
+
+def test_who_reads_whom_is_query_by_key() -> None:
+    """In both drawings; of several heads, head by key. The text of a page has it too."""
+    model, ids = tiny.transformer("llama"), [3, 4, 5]
+    for heads, axes in ([1], "query by key"), (None, "head by key"):
+        found = pattern(model, ids, "decoder.layers.0.attn", heads)
+        assert axes in str(found)
+        assert axes in found._repr_html_()
+        assert "by read" not in str(found) + found._repr_html_()
 
 
 def test_few_letters() -> None:

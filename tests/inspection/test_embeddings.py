@@ -21,40 +21,40 @@ def model() -> Transformer:
     return tiny.transformer("gpt-neox")  # two tables
 
 
-def by_hand(table: Tensor, vector: Tensor, alike: str) -> Tensor:
-    if alike == "dot":
+def by_hand(table: Tensor, vector: Tensor, by: str) -> Tensor:
+    if by == "dot":
         return table @ vector
-    if alike == "cosine":
+    if by == "cosine":
         return torch.nn.functional.cosine_similarity(table, vector[None])
     return torch.cdist(vector[None], table)[0]
 
 
-@pytest.mark.parametrize("alike", ["cosine", "dot", "euclid"])
+@pytest.mark.parametrize("by", ["cosine", "dot", "euclid"])
 @pytest.mark.parametrize("table", ["input", "output"])
-def test_neighbours(model: Transformer, alike: Any, table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neighbours(model: Transformer, by: Any, table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readout, "LARGEST", 7 * 32)  # seven rows at a time
     rows = (model.embed.tokens if table == "input" else model.head.weight).detach()
-    values = by_hand(rows, rows[9], alike)
-    order = values.argsort(descending=alike != "euclid").tolist()
+    values = by_hand(rows, rows[9], by)
+    order = values.argsort(descending=by != "euclid").tolist()
     order.remove(9)
-    found = neighbours(model, 9, k=5, alike=alike, table=table)
+    found = neighbours(model, 9, k=5, by=by, table=table)
     assert found.tokens == tuple(order[:5])
     torch.testing.assert_close(torch.tensor(found.values), values[order[:5]], rtol=1e-5, atol=1e-5)
 
     # Of a vector nothing is left out but what is said; all but these may be asked for.
-    every = neighbours(model, rows[9], k=1000, alike=alike, table=table, leave_out=[order[0]])
+    every = neighbours(model, rows[9], k=1000, by=by, table=table, leave_out=[order[0]])
     assert len(every.tokens) == len(rows) - 1
     assert order[0] not in every.tokens
 
 
-@pytest.mark.parametrize("alike", ["cosine", "dot"])
-def test_analogies(model: Transformer, alike: Any) -> None:
+@pytest.mark.parametrize("by", ["cosine", "dot"])
+def test_analogies(model: Transformer, by: Any) -> None:
     rows = model.embed.tokens.detach()
     three = rows[[5, 6, 7]]
-    three = three / three.norm(dim=-1, keepdim=True) if alike == "cosine" else three
-    values = by_hand(rows, three[0] - three[1] + three[2], alike)
+    three = three / three.norm(dim=-1, keepdim=True) if by == "cosine" else three
+    values = by_hand(rows, three[0] - three[1] + three[2], by)
     values[[5, 6, 7]] = -math.inf
-    found = analogy(model, 5, 6, 7, k=4, alike=alike, spell=lambda t: f"w{t}")
+    found = analogy(model, 5, 6, 7, k=4, by=by, spell=lambda t: f"w{t}")
     assert found.tokens == tuple(values.topk(4).indices.tolist())
     assert found.what == "“w5” − “w6” + “w7”"
     assert found.words[0] == f"w{found.tokens[0]}"
@@ -130,7 +130,7 @@ def test_refusals(model: Transformer) -> None:
     with pytest.raises(RequestError):
         neighbours(model, 64)
     with pytest.raises(RequestError, match="likeness"):
-        neighbours(model, 1, alike="near")  # type: ignore[arg-type]
+        neighbours(model, 1, by="near")  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="not a vector"):
         neighbours(model, torch.zeros(31))
     with pytest.raises(RequestError, match="too few words"):

@@ -431,7 +431,7 @@ def test_as_data_and_as_a_figure() -> None:
         model, IDS, 5, source=SOURCE, steps=5, batch=2, pieces=list("abcdefghi"),
         progress=lambda done, total: told.append((done, total)),
     )  # fmt: skip
-    assert told == [(2, 5), (4, 5), (5, 5)]
+    assert told == [(0, 5), (2, 5), (4, 5), (5, 5)]
     plain = json.loads(json.dumps(found.as_dict()))
     assert plain["pieces"] == list("abcdefghi")
     assert plain["source_pieces"] == [str(i) for i in SOURCE]

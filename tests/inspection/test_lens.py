@@ -142,7 +142,7 @@ def test_refusals() -> None:
         lens(model, ids, target="last")  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="for each position"):
         lens(model, ids, target=[1, 2])
-    with pytest.raises(RequestError, match="not a list of names"):
+    with pytest.raises(RequestError, match="not a list"):
         lens(model, ids, "embed.out")
     with pytest.raises(RequestError, match="no head that scores tokens"):
         lens(tiny.transformer(tiny_encoders.config("bert")), ids)

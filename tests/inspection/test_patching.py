@@ -12,11 +12,14 @@ from torch import Tensor
 from cutaway.errors import NameNotFound, RequestError
 from cutaway.inspection import (
     Sweep,
+    Target,
     ablation_sweep,
     log_probability,
     logit_difference,
+    logprob,
     loss_without,
     patch_sweep,
+    path_sweep,
 )
 from tests.inspection.against import Pair, hooked, pair, places
 from tests.reference import tiny, tiny_encoders, tiny_seq2seq
@@ -96,6 +99,80 @@ def test_branch_by_position(case: Pair) -> None:
             where = "mlp" if branch == "moe" else branch
             expected = by_hook(case, "output", where, layer, (0, place), "denoise")
             assert float(found.values[row, column]) == pytest.approx(expected, abs=5e-4), name
+
+
+@pytest.mark.parametrize("over", ["position", "head"])
+@pytest.mark.parametrize("longer", ["clean", "corrupt"])
+def test_aligned_from_the_end(case: Pair, longer: str, over: Any) -> None:
+    """Of texts of two lengths: every place that is as far from the end in both, put over by a hook in transformers."""
+    texts = {"clean": CLEAN, "corrupt": CORRUPT} | {longer: [3, 8, *(CLEAN if longer == "clean" else CORRUPT)]}
+    options: dict[str, Any] = {} if case.source is None else {"clean_sources": [case.source]}
+    found = patch_sweep(
+        case.ours, [texts["clean"]], [texts["corrupt"]], METRIC, over, answer_at=-1, align="end", **options
+    )
+    n = len(CLEAN) - 1  # but for the first of the shorter, where heads rest
+    assert "aligned from the end" in found.figure().notes[0]
+    heads = case.ours.spec.stacks[case.ours.spec.main].layers[0].attention.n_heads
+    for layer in range(case.layers):
+        module = getattr(places(case.theirs, layer), "layer" if over == "position" else "heads")
+        given = kept(case, texts["clean"], module, "input")
+        wide = places(case.theirs, layer).heads.weight.numel() // case.ours.spec.d_model // heads
+        for column in range(n if over == "position" else heads):
+            part: Any = (0, column - n)
+            if over == "head":
+                part = (0, slice(-n, None), slice(column * wide, (column + 1) * wide))
+
+            def change(x: Tensor, part: Any = part, given: Tensor = given) -> Tensor:
+                x = x.clone()
+                x[part] = given[part]
+                return x
+
+            scores = hooked(case, texts["corrupt"], module, "input", change)[-1]
+            expected = float(scores[21] - scores[34])
+            assert float(found.values[layer, column]) == pytest.approx(expected, abs=5e-4), (layer, column)
+    if over == "position":
+        assert found.columns == tuple(str(token) for token in texts["clean"][-n:])
+
+
+def test_what_cannot_be_aligned() -> None:
+    model = tiny.transformer("llama")
+    long = [3, *CLEAN]
+
+    def ask(one: list[int] = CLEAN, two: list[int] = long, **more: Any) -> Sweep:
+        return patch_sweep(model, [one], [two], METRIC, **{"align": "end", **more})
+
+    assert ask(positions=[0]).columns == ("5",)  # the first too, where it is asked for
+    assert ask(one=long, two=CLEAN, positions=[-1]).columns == ("40",)
+    whole = patch_sweep(model, [CLEAN], [CORRUPT], METRIC).as_dict()
+    assert patch_sweep(model, [CLEAN], [CORRUPT], METRIC, align="end").as_dict() == whole
+    for more, says in (
+        ({"one": long, "two": CLEAN, "positions": [0]}, "no token there"),
+        ({"one": long, "two": CLEAN, "answer_at": 0}, "no token there"),
+        ({"at": "attn.weights", "over": "head"}, "each token that is read"),
+        ({"align": "start"}, "way to align"),
+        ({"one": [3]}, "too short"),
+        ({"align": None}, "one length"),
+    ):
+        with pytest.raises(RequestError, match=says):
+            ask(**more)
+
+
+def test_what_is_explained_can_be_swept_for() -> None:
+    """A target is a metric: the same numbers as those of the same name, and of a label."""
+    model = tiny.transformer("llama")
+    for target, metric in (
+        (Target("difference", (21, 34)), METRIC),
+        (logprob(21), log_probability(21)),
+        (Target("logit", (21,)), lambda scores: scores[..., 21]),
+    ):
+        one, two = (patch_sweep(model, [CLEAN], [CORRUPT], asked) for asked in (target, metric))
+        assert torch.equal(one.values, two.values)
+        assert (one.clean, one.corrupt) == (two.clean, two.corrupt)
+        paths = [path_sweep(model, [CLEAN], [CORRUPT], asked).values.nan_to_num() for asked in (target, metric)]
+        assert torch.equal(*paths)
+    assert patch_sweep(model, [CLEAN], [CORRUPT], logprob(21)).metric == "log-probability of 21"
+    with pytest.raises(RequestError, match="not a token"):
+        patch_sweep(model, [CLEAN], [CORRUPT], logprob(64))
 
 
 def test_pairs_and_batches() -> None:

@@ -125,6 +125,28 @@ def test_encoders() -> None:
             head_writes(model, next(iter(model.spec.stacks)) + ".layers.0.attn", 0, ASKED)
 
 
+@pytest.mark.parametrize(
+    ("name", "branch", "least", "most"),
+    [
+        ("llama", "decoder.layers.0.attn", 0, 63),
+        ("bloom", "decoder.layers.0.attn", 0, 2047),
+        ("mixtral-window", "decoder.layers.0.attn", 0, 7),
+        ("t5", "encoder.layers.0.attn", -511, 511),
+    ],
+)
+def test_no_further_than_a_text_or_a_window(name: str, branch: str, least: int, most: int) -> None:
+    model = tiny_seq2seq.transformer(name) if name == "t5" else tiny.transformer(name)
+    for distance in (least, most):
+        assert head_looks_for(model, branch, 0, ASKED, distance=distance).distance == distance
+    for distance in (least - 1, most + 1, 10**9, 10**30, 1.0, True):
+        with pytest.raises(RequestError, match="look there") as caught:
+            head_looks_for(model, branch, 0, ASKED, distance=distance)  # type: ignore[arg-type]
+        assert caught.value.expected == f"an int in {least}…{most}"
+    if name == "mixtral-window":  # one further, the model's own mask hides the key
+        seen = trace(model, [[5, *[9] * 7, 17]], (f"{branch}.weights",))[f"{branch}.weights"]
+        assert float(seen[0, 0, 8, 0]) == 0 < float(seen[0, 0, 7, 0])
+
+
 def test_refusals_and_shown() -> None:
     model = tiny.transformer("llama")
     with pytest.raises(NameNotFound, match="branch with heads"):

@@ -5,17 +5,14 @@ from __future__ import annotations
 import click
 
 from cutaway.cli.common import Settings, as_input
-from cutaway.cli.options import shared
-from cutaway.cli.seeing import answer, branch_of, emit_result, opened
+from cutaway.cli.seeing import branch_of, emit_result, looks, opened
 
 
 @click.command("attn")
-@click.argument("prompt", required=False)
 @click.option("--layer", type=int, metavar="N", help="Which layer, from 0.")
 @click.option("--branch", metavar="NAME", help="cross, or a whole name: encoder.layers.0.attn.  [attn]")
 @click.option("--head", "heads", type=int, multiple=True, metavar="N", help="Which head; all, for the last token.")
-@answer
-@shared("model", "load", "output")
+@looks
 def command(
     settings: Settings,
     /,

@@ -7,16 +7,12 @@ from typing import Any
 import click
 
 from cutaway.cli.common import Settings, as_input
-from cutaway.cli.options import shared
-from cutaway.cli.seeing import answer, at_token, emit_result, opened
+from cutaway.cli.seeing import asked_of, asks, emit_result, opened
 
 METHODS = ("parts", "ig", "grad", "occlusion")
 
 
 @click.command("attribute")
-@click.argument("prompt", required=False)
-@click.option("--of", "word", metavar="WORD", help="The word, or label, whose score it is. [what the model says]")
-@click.option("--contrast", metavar="WORD2", help="The score's difference from this word's.")
 @click.option(
     "--method",
     type=click.Choice(METHODS),
@@ -26,9 +22,7 @@ METHODS = ("parts", "ig", "grad", "occlusion")
 )
 @click.option("--baseline", metavar="WORD", help="Of ig and occlusion: what tokens are compared with. [nothing]")
 @click.option("--steps", type=click.IntRange(1, 10_000), help="Of ig: places on the way. [50]")
-@at_token
-@answer
-@shared("model", "load", "output")
+@asks
 def command(
     settings: Settings,
     /,
@@ -52,9 +46,10 @@ def command(
     more: dict[str, Any] = {"position": position, "target": target}
     more |= {} if baseline is None else {"baseline": baseline}
     more |= {} if steps is None else {"steps": steps}
+    more |= {"progress": not settings.quiet} if method in ("ig", "occlusion") else {}
     with as_input():
         inside = model.inside
-        of = word if contrast is None else (word, contrast)
+        of = asked_of(word, contrast)
         run: dict[str, Any] = {
             "parts": inside.decompose,
             "ig": inside.integrated_gradients,

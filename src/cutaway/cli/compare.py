@@ -54,5 +54,6 @@ def command(
         right = load_model(replace(settings, model=models[-1], **changed))
     with as_input():
         more: dict[str, Any] = {"names": list(names) or None, "tolerance": tolerance, "target": target}
+        more["progress"] = not settings.quiet
         result = left.inside.compare(prompt, right if prompt2 is None else prompt2, **more)
     emit_result(settings, result, models=[models[0], models[-1]], prompt=prompt, prompt2=prompt2)

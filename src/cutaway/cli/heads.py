@@ -5,19 +5,16 @@ from __future__ import annotations
 import click
 
 from cutaway.cli.common import Settings, as_input, load_model
-from cutaway.cli.options import shared
-from cutaway.cli.seeing import answer, emit_result
+from cutaway.cli.seeing import emit_result, looks
 
 KINDS = ("previous", "duplicate", "induction", "sink", "entropy", "distance")
 
 
 @click.command("heads")
-@click.argument("prompt", required=False)
 @click.option("--kind", type=click.Choice(KINDS), multiple=True, help="Only these scores.")
 @click.option("--copying", is_flag=True, help="How far each head writes what it reads, from its weights alone.")
 @click.option("--ablate", is_flag=True, help="The loss of the next token without each head, one at a time.")
-@answer
-@shared("model", "load", "output")
+@looks
 def command(
     settings: Settings,
     /,
@@ -37,7 +34,7 @@ def command(
     with as_input():
         inside = model.inside
         if copying:
-            emit_result(settings, inside.copying_scores())
+            emit_result(settings, inside.copying_scores(progress=not settings.quiet))
             return
         if ablate:
             emit_result(settings, inside.ablation_sweep(prompt, target=target, progress=not settings.quiet))

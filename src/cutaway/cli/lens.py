@@ -5,20 +5,18 @@ from __future__ import annotations
 import click
 
 from cutaway.cli.common import Settings, as_input
-from cutaway.cli.options import COUNT, shared
-from cutaway.cli.seeing import answer, at_token, emit_result, last_of, opened
+from cutaway.cli.options import COUNT
+from cutaway.cli.seeing import at_token, emit_result, last_of, looks, opened
 
 
 @click.command("lens")
-@click.argument("prompt", required=False)
 @click.option("--follow", metavar="WORD", help="A word whose rank and probability are told. [the one said in the end]")
 @at_token
 @click.option("--all", "every", is_flag=True, help="At every token of the prompt.")
 @click.option("--at", multiple=True, metavar="NAME", help="Points or patterns, such as decoder.layers.*.attn.out.")
 @click.option("--top", type=COUNT, default=5, show_default=True, metavar="K", help="How many tokens --json has.")
 @click.option("--tuned", metavar="FILE", help="A tuned lens of this model, as TunedLens.save wrote it.")
-@answer
-@shared("model", "load", "output")
+@looks
 def command(
     settings: Settings,
     /,
@@ -44,6 +42,6 @@ def command(
         where = None if every else [last_of(model, text) if position is None else position]
         result = inside.lens(
             text, at or None, follow="final" if follow is None else follow, positions=where, k=top, target=target,
-            tuned=lens,
+            tuned=lens, progress=not settings.quiet,
         )  # fmt: skip
     emit_result(settings, result, prompt=text)

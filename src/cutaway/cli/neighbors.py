@@ -14,10 +14,10 @@ from cutaway.cli.seeing import emit_result
 @click.command("neighbors")
 @click.argument("words", nargs=-1, metavar="WORD | A B C")
 @click.option("--top", type=COUNT, default=10, show_default=True, metavar="K", help="How many words to show.")
-@click.option("--by", "alike", type=click.Choice(["cosine", "dot", "euclid"]), default="cosine", show_default=True)
+@click.option("--by", type=click.Choice(["cosine", "dot", "euclid"]), default="cosine", show_default=True)
 @click.option("--table", type=click.Choice(["input", "output", "source"]), default="input", show_default=True)
 @shared("model", "load", "output")
-def command(settings: Settings, /, words: tuple[str, ...], top: int, alike: str, table: str) -> None:
+def command(settings: Settings, /, words: tuple[str, ...], top: int, by: str, table: str) -> None:
     """Show the words nearest to WORD in the embedding table; of three words, what A - B + C is nearest to.
 
     Most tokens begin with a space: cutaway neighbors " Paris", cutaway neighbors " king" " man" " woman".
@@ -27,7 +27,7 @@ def command(settings: Settings, /, words: tuple[str, ...], top: int, alike: str,
         raise click.UsageError(what, click.get_current_context())
     model = load_model(settings)
     with as_input():
-        more: dict[str, Any] = {"k": top, "alike": alike, "table": table}
+        more: dict[str, Any] = {"k": top, "by": by, "table": table}
         inside = model.inside
         result = inside.neighbours(words[0], **more) if len(words) == 1 else inside.analogy(*words, **more)
     emit_result(settings, result)

@@ -5,20 +5,15 @@ from __future__ import annotations
 import click
 
 from cutaway.cli.common import Settings, as_input
-from cutaway.cli.options import COUNT, shared
-from cutaway.cli.seeing import answer, at_token, emit_result, opened
+from cutaway.cli.options import COUNT
+from cutaway.cli.seeing import asked_of, asks, emit_result, opened
 
 
 @click.command("neurons")
-@click.argument("prompt", required=False)
-@click.option("--of", "word", metavar="WORD", help="What they add to. [what the model says]")
-@click.option("--contrast", metavar="WORD2", help="And take from: the difference of both.")
 @click.option("--by-size", is_flag=True, help="By how much each writes to the stream, whatever comes of it.")
 @click.option("--layer", "layers", type=int, multiple=True, metavar="N", help="Only of this layer; may be repeated.")
-@at_token
 @click.option("--top", type=COUNT, default=10, show_default=True, metavar="K", help="How many neurons to show.")
-@answer
-@shared("model", "load", "output")
+@asks
 def command(
     settings: Settings,
     /,
@@ -36,7 +31,7 @@ def command(
         raise click.UsageError("--by-size asks about no word.", click.get_current_context())
     model, text = opened(settings, prompt, "neurons")
     with as_input():
-        of = word if contrast is None else (word, contrast)
+        of = asked_of(word, contrast)
         result = model.inside.neurons(
             text, of, k=top, position=position, layers=layers or None, target=target, by_size=by_size
         )

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cutaway.cli.common import Settings, as_input
-from cutaway.cli.options import COUNT, shared
-from cutaway.cli.seeing import answer, emit_result, opened, place_of
+from cutaway.cli.options import COUNT
+from cutaway.cli.seeing import emit_result, looks, opened, place_of
 from cutaway.errors import RequestError
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 @click.command("patch")
-@click.argument("prompt", required=False)
 @click.option("--zero", multiple=True, metavar="PLACE", help="Nothing there: L3.H5, L7.mlp, or a whole name.")
 @click.option("--scale", multiple=True, metavar="PLACE=X", help="So many times what is there: L7.mlp=0.5.")
 @click.option("--from", "other", metavar="PROMPT2", help="What is there for this prompt, put into PROMPT's run.")
@@ -27,12 +26,12 @@ if TYPE_CHECKING:
     type=click.Choice(["position", "head", "branch"]),
     help="Of --from without --at: layers by what. [position]",
 )
+@click.option("--align", type=click.Choice(["end"]), help="Of prompts of two lengths: places count from the end.")
 @click.option("--stack", type=click.Choice(["encoder", "decoder"]), help="Whose layers. [those before the head]")
 @click.option("--word", "words", multiple=True, metavar="WORD", help="Tell of it too; in a sweep, WORD less WORD2.")
 @click.option("--token", "position", type=int, metavar="N", help="Only at this token of the prompt, from 0.")
 @click.option("--top", type=COUNT, default=5, show_default=True, metavar="K", help="How many tokens of either answer.")
-@answer
-@shared("model", "load", "output")
+@looks
 def command(
     settings: Settings,
     /,
@@ -42,6 +41,7 @@ def command(
     other: str | None,
     at: tuple[str, ...],
     over: Any,
+    align: str | None,
     stack: str | None,
     words: tuple[str, ...],
     position: int | None,
@@ -64,8 +64,8 @@ def command(
     sweeping = other is not None and not at
     if sweeping and (zero or scale):
         raise click.UsageError("--from without --at is a sweep, and edits nothing else.", context)
-    if (over or stack) and not sweeping:
-        raise click.UsageError("--over and --stack are for --from without --at.", context)
+    if (over or stack or align) and not sweeping:
+        raise click.UsageError("--over, --stack and --align are for --from without --at.", context)
     model, text = opened(settings, prompt, "patch --zero L3.H5")
     with as_input():
         if sweeping:
@@ -76,7 +76,13 @@ def command(
                     "a sweep asks about one word, or one against another", field="--word", got=len(words)
                 )
             more |= dict(zip(("answer", "against"), words, strict=False))
-            more |= {"over": over or "position", "stack": stack, "target": target, "progress": not settings.quiet}
+            more |= {
+                "over": over or "position",
+                "align": align,
+                "stack": stack,
+                "target": target,
+            }
+            more["progress"] = not settings.quiet
             result = model.inside.patch_sweep(other, text, **more)
             emit_result(settings, result, prompt=text, **{"from": other})
             return

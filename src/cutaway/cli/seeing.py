@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from cutaway.cli.common import Settings, load_model, text_argument
-from cutaway.cli.options import F
+from cutaway.cli.options import F, shared
 from cutaway.errors import RequestError
 
 if TYPE_CHECKING:
@@ -36,6 +36,23 @@ def at_token(function: F) -> F:
     """The option that says at which token."""
     says = "At which token; from 0, or from the end: -1. [the last, or the only blank]"
     return click.option("--token", "position", type=int, metavar="N", help=says)(function)
+
+
+def looks(function: F) -> F:
+    """What every verb takes that looks into a text's run, after its own: ``--target``, and options that all share."""
+    return click.argument("prompt", required=False)(answer(shared("model", "load", "output")(function)))
+
+
+def asks(function: F) -> F:
+    """The same, of verbs that explain a score: ``--of`` and ``--contrast`` say which, and ``--token`` where."""
+    contrast = click.option("--contrast", metavar="WORD2", help="The score's difference from this word's.")
+    of = click.option("--of", "word", metavar="WORD", help="Whose score: a word, or a label. [what the model says]")
+    return of(contrast(at_token(looks(function))))
+
+
+def asked_of(word: str | None, contrast: str | None) -> Any:
+    """What ``--of`` and ``--contrast`` mean to the library."""
+    return word if contrast is None else (word, contrast)
 
 
 def opened(settings: Settings, text: str | None, verb: str) -> tuple[Model, str]:

@@ -54,6 +54,8 @@ def check_ids(ids: Iterable[object], vocab_size: int, field: str = "prompt") -> 
     Raises:
         RequestError: none, or one outside the vocabulary.
     """
+    if not isinstance(ids, Iterable):
+        raise RequestError("not the ids of a text", field=field, expected="a list of ints", got=shown(ids))
     found = list(ids)
     if not found:
         raise RequestError("there are no tokens", field=field, expected="at least one")

@@ -60,7 +60,7 @@ class Inside(Stream, Credit, Circuits, Swaps, Generic[M]):
             text: what is read.
             other: another model, which reads the same with its own tokenizer; or another text.
             target: see the class.
-            **more: ``names``, ``tolerance``, ``align``: see :func:`cutaway.inspection.compare`.
+            **more: ``names``, ``tolerance``, ``align``, ``progress``: see :func:`cutaway.inspection.compare`.
         """
         one = self._says.read(text, target)
         if isinstance(other, Opened):

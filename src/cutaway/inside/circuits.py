@@ -17,20 +17,23 @@ from cutaway.inspection import (
     Pattern,
     Trace,
 )
-from cutaway.inspection.running import watched
+from cutaway.inspection.running import traced
+from cutaway.inspection.steps import Progress
 
 
 class Circuits(Ground):
     """Heads, and what comes of changing a run."""
 
-    def trace(self, text: Prompt, *names: str, target: Target = None, max_tokens: int = 0) -> Trace:
-        """Run one text and keep the quantities that ``names`` match; ``model.trace`` has edits, batches and more."""
+    def trace(self, text: Prompt, *names: str, target: Target = None, **more: Any) -> Trace:
+        """``model.trace`` of one text, whose ``target`` may be a text too.
+
+        Args:
+            text: what is read. names: names or patterns of quantities. target: see the class.
+            **more: ``edits``, ``max_tokens`` and all else: see :meth:`cutaway.model.Model.trace`.
+        """
         one = self._says.read(text, target)
-        sources = None if one.source is None else [one.source]
-        kept: Any = {"sources": sources, "tokenizer": self._voice.tokenizer}
-        if max_tokens:
-            kept["sampling"] = watched(self._voice, {})
-        return inspection.trace(self._model, [one.ids], names, None, max_tokens, **kept)
+        prompt, own = (one.ids, None) if one.source is None else (one.source, [one.ids])
+        return traced(self._voice, prompt, names, target=own, **more)
 
     def attention(
         self, text: Prompt, branch: Branch, heads: int | Sequence[int] | None = None, *, target: Target = None
@@ -71,9 +74,9 @@ class Circuits(Ground):
         sources = None if each[0].source is None else [one.source or [] for one in each]
         return inspection.head_scores(self._model, [one.ids for one in each], sources=sources)
 
-    def copying_scores(self) -> Heads:
+    def copying_scores(self, *, progress: Progress | bool | None = None) -> Heads:
         """How far each head writes the token that it reads, from its weights alone (Elhage et al. 2021)."""
-        return inspection.copying_scores(self._model)
+        return inspection.copying_scores(self._model, progress=progress)
 
     def head_looks_for(
         self, branch: Branch, head: int, words: Word | Sequence[Word], *, distance: int = 0, k: int = 10

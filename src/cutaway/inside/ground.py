@@ -13,6 +13,8 @@ from cutaway.errors import RequestError
 from cutaway.generation.voice import Prompt, Voice
 from cutaway.inside.spoken import Heard, Spoken, Word
 from cutaway.inspection import Metric
+from cutaway.inspection.listed import listed
+from cutaway.inspection.pairs import beside
 from cutaway.inspection.target import place_in
 from cutaway.models import Transformer
 from cutaway.spec import ClassifierSpec, HeadSpec
@@ -43,11 +45,13 @@ class Ground:
         each = self._says.several(texts, target)
         if targets is None:
             return each
-        if len(targets) != len(each):
+        if len(listed("targets", targets, "texts")) != len(each):
             raise RequestError("not a target for each text", field="targets", expected=len(each), got=len(targets))
         return [self._says.read(one.source or one.ids, own) for one, own in zip(each, targets, strict=True)]
 
     def _branch(self, branch: Branch) -> str:
+        if isinstance(branch, bool) or not isinstance(branch, (int, str)):
+            raise RequestError("not a branch", field="branch", expected="a layer's number, or a name", got=repr(branch))
         return branch if isinstance(branch, str) else f"{self._model.spec.main}.layers.{branch}.attn"
 
     def _goal(self, one: Heard, of: Any, position: int | None) -> Any:
@@ -92,28 +96,29 @@ class Ground:
         words = self._says.worded(goal)
         return found if words is None else replace(found, what=words)
 
-    def _both(self, clean: Texts, corrupt: Texts, target: Target) -> list[list[Heard]]:
-        """Texts in pairs of as many tokens."""
+    def _both(self, clean: Texts, corrupt: Texts, target: Target, align: bool | None = None) -> list[list[Heard]]:
+        """Texts in pairs of as many tokens; with ``align`` of any, and where that is False, it is named as a way."""
         sides = [self._says.several(some, target, name) for name, some in zip(SIDES, (clean, corrupt), strict=True)]
         for one, two in zip(*sides, strict=False):
             a, b = (x.ids if x.source is None else x.source for x in (one, two))
-            if len(a) != len(b):
-                words = [f"{len(x)}: {self._split(x)}" for x in (a, b)]
+            if len(a) != len(b) and not align:
+                left, right, where = beside(self._split(a), self._split(b))
                 what = "a pair's texts must have as many tokens"
-                hint = "Choose words that are as many tokens; `cutaway tokenize` shows how a text splits."
-                raise RequestError(what, field="corrupt", expected=words[0], got=words[1], hint=hint)
+                way = "" if align is None else '; or count places from the end: align="end" (--align end)'
+                hint = f"{where} Choose words that are as many tokens{way}."
+                raise RequestError(what, field="corrupt", expected=left, got=right, hint=hint)
         return sides
 
-    def _split(self, ids: list[int]) -> str:
+    def _split(self, ids: list[int]) -> list[str]:
         tokenizer = self._voice.tokenizer
-        return "|".join(map(str, ids) if tokenizer is None else (piece.text for piece in tokenizer.pieces(ids)))
+        return [*map(str, ids)] if tokenizer is None else [piece.text for piece in tokenizer.pieces(ids)]
 
     def _pairs(
         self, clean: Texts, corrupt: Texts, answer: Word | None, against: Word | None, metric: Metric | None,
-        target: Target, more: dict[str, Any],
+        target: Target, more: dict[str, Any], align: bool | None = None,
     ) -> tuple[list[list[Heard]], Metric]:  # fmt: skip
         """Both sides, and the question; where it is asked goes into ``more``."""
-        sides = self._both(clean, corrupt, target)
+        sides = self._both(clean, corrupt, target, align)
         if (at := self._place(sides[0][0], more.get("answer_at"))) is not None:
             more["answer_at"] = at
         if metric is not None:

@@ -61,11 +61,14 @@ class Spoken:
             field: what an error calls the text.
 
         Raises:
-            RequestError: nothing there, no tokenizer for a text, or a target where there is none.
+            RequestError: no token of its own, no tokenizer for a text, or a target where there is none.
         """
         spec, tokenizer = self.voice.model.spec, self.voice.tokenizer
+        if isinstance(text, str) and tokenizer is not None and tokenizer.encode(text) == tokenizer.encode(""):
+            hint = "To look at a start token alone, give its id in a list."
+            raise RequestError("there is nothing to look at", field=field, expected="words", got=repr(text), hint=hint)
         blanks = isinstance(spec.head, HeadSpec) and not spec.generates
-        if blanks and isinstance(text, str) and text and tokenizer is not None and tokenizer.mask_id is not None:
+        if blanks and isinstance(text, str) and tokenizer is not None and tokenizer.mask_id is not None:
             ids = tokenizer.encode_masked(text)
         else:
             ids = self.voice.ids(text, field)

@@ -18,6 +18,8 @@ from cutaway.inspection import (
     Plane,
     TunedLens,
 )
+from cutaway.inspection.listed import listed
+from cutaway.inspection.steps import Progress
 
 
 class Stream(Ground):
@@ -33,6 +35,7 @@ class Stream(Ground):
         k: int = 5,
         target: Target = None,
         tuned: TunedLens | None = None,
+        progress: Progress | bool | None = None,
     ) -> Lens:
         """What the model would say if it ended early: at each point of the stream, for each token of a text.
 
@@ -44,6 +47,7 @@ class Stream(Ground):
             positions: only these; negative ones count from the end.
             k: how many of the best words. target: see the class.
             tuned: a lens that was trained for this model (Belrose et al. 2023): :meth:`train_lens`.
+            progress: told of long texts: a function of (done, of), or True for a line.
 
         Raises:
             RequestError: a model without a head that scores tokens; a word that is several tokens.
@@ -53,7 +57,7 @@ class Stream(Ground):
         if follow not in ("final", "next"):
             tokens = self._says.tokens(follow, "follow")
             goal = tokens[0] if len(tokens) == 1 else tokens
-        kept = {"positions": positions, "k": k, "source": one.source, "tuned": tuned}
+        kept = {"positions": positions, "k": k, "source": one.source, "tuned": tuned, "progress": progress}
         return inspection.lens(
             self._model,
             one.ids,
@@ -87,7 +91,7 @@ class Stream(Ground):
 
         Args:
             of: a word, or a vector. [d_model]
-            **more: ``k``, ``alike`` (cosine, dot, euclid), ``table`` (input, output, source), ``leave_out``.
+            **more: ``k``, ``by`` (cosine, dot, euclid), ``table`` (input, output, source), ``leave_out``.
         """
         token = of if isinstance(of, Tensor) else self._says.token(of, "of")
         return inspection.neighbours(self._model, token, spell=self._says.spell, **more)
@@ -106,5 +110,8 @@ class Stream(Ground):
             **more: ``table``.
         """
         tokens = self._says.tokens(words)
-        axes: Any = None if pairs is None else [self._says.tokens(pair, "pairs") for pair in pairs]
+        axes: Any = None
+        if pairs is not None:
+            every = [listed("pairs", pair, "two words") for pair in listed("pairs", pairs, "pairs of words")]
+            axes = [self._says.tokens(pair, "pairs") for pair in every]
         return inspection.plane(self._model, tokens, pairs=axes, spell=self._says.spell, **more)

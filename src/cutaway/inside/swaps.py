@@ -56,18 +56,20 @@ class Swaps(Ground):
         """Put what one text's run computed into another's, piece by piece (activation patching; Meng et al. 2022).
 
         Args:
-            clean, corrupt: two texts of as many tokens, or two lists of such, that differ in what matters.
+            clean, corrupt: two texts of as many tokens, or two lists of such, that differ in what matters;
+                ``align="end"`` counts places from the end of texts that are not.
             answer, against: the words whose scores' difference is measured; without either, what the model says to the
                 clean and to the corrupt text; with ``answer`` alone, its log-probability.
             over: ``"position"`` (layer × position), ``"head"`` (layer × head) or ``"branch"``.
             metric: another question, instead of words. target: see the class.
-            **more: ``at``, ``direction``, ``positions``, ``stack``, ``answer_at``, ``batch``, ``progress``: see
-                :func:`cutaway.inspection.patch_sweep`.
+            **more: ``at``, ``direction``, ``positions``, ``align``, ``stack``, ``answer_at``, ``batch``,
+                ``progress``: see :func:`cutaway.inspection.patch_sweep`.
 
         Raises:
-            RequestError: texts of different lengths, both shown as they split; or that answer the same.
+            RequestError: texts of different lengths, both shown with where they part; or that answer the same.
         """
-        sides, asked = self._pairs(clean, corrupt, answer, against, metric, target, more)
+        aligned = more.get("align") is not None
+        sides, asked = self._pairs(clean, corrupt, answer, against, metric, target, more, aligned)
         encoder = more.get("stack") == "encoder" and sides[0][0].source is not None
         more |= {"pieces": sides[0][0].source_pieces if encoder else sides[0][0].pieces, "spell": self._says.spell}
         if sides[0][0].source is not None:
@@ -95,9 +97,8 @@ class Swaps(Ground):
             hint = "cutaway.inspection.path_sweep takes ids of sources and targets."
             raise RequestError("paths between two sources are not swept", field="clean", hint=hint)
         sides, asked = self._pairs(clean, corrupt, answer, against, metric, None, more)
-        heard = [Receiver(one) if isinstance(one, str) else one for one in receivers]
         one, two = ([heard.ids for heard in side] for side in sides)
-        return inspection.path_sweep(self._model, one, two, asked, heard, spell=self._says.spell, **more)
+        return inspection.path_sweep(self._model, one, two, asked, receivers, spell=self._says.spell, **more)
 
     def attribution_patching(
         self,

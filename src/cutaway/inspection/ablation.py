@@ -13,6 +13,7 @@ from cutaway.errors import NameNotFound, RequestError
 from cutaway.generation.checks import whole
 from cutaway.inspection.change import Edit
 from cutaway.inspection.figure import Bars, Figure, Grid, Part
+from cutaway.inspection.listed import listed
 from cutaway.inspection.readout import blocks, numbers, scored
 from cutaway.inspection.running import trace
 from cutaway.inspection.shown import Shown
@@ -105,7 +106,7 @@ def loss_without(
         RequestError: a model that does not say what comes next, or no such position.
         NameNotFound: no such head.
     """
-    return float(_losses(model, ids, [heads], how, first, sources, 1 << 30, None)[0])
+    return float(_losses(model, ids, [listed("heads", heads, "(branch, head)")], how, first, sources, 1 << 30, None)[0])
 
 
 @torch.no_grad()
@@ -152,6 +153,9 @@ def _losses(
     if how not in ("zero", "mean"):
         raise RequestError("no such way", field="how", expected="zero or mean", got=how)
     rows = check_texts(model, "ids", ids)
+    if len(rows[0]) < 2:
+        what = "too short for a next token"
+        raise RequestError(what, field="ids", expected="at least 2 tokens", got=len(rows[0]))
     whole("first", first, 1, len(rows[0]) - 1)
     every = list(dict.fromkeys(head for heads in without for head in heads))
     names = _checked(model, every)
@@ -187,7 +191,12 @@ def _losses(
 def _checked(model: Transformer, heads: Sequence[Head]) -> dict[Head, str]:
     """What each head reads, by name."""
     known = tap_names(model.spec)
-    for at, head in heads:
+    every: Sequence[Any] = heads
+    for pair in every:
+        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
+            hint = f'Such as ("{model.spec.main}.layers.0.attn", 5).'
+            raise RequestError("not a head", field="heads", expected="(branch, head) each", got=repr(pair), hint=hint)
+        at, head = pair
         if f"{at}.z" not in known:
             near = f"{model.spec.main}.layers.0.attn"
             raise NameNotFound("no branch with heads has this name", field=at, hint=f"A name is such as {near}.")

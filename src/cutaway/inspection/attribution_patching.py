@@ -11,9 +11,11 @@ from torch import Tensor
 
 from cutaway.errors import RequestError
 from cutaway.inspection.figure import Figure, Grid, Part
+from cutaway.inspection.listed import names_listed
 from cutaway.inspection.probe import Measure, Question, derived
 from cutaway.inspection.reading import named, text_of
 from cutaway.inspection.shown import Shown
+from cutaway.inspection.slopes import check_slopes
 from cutaway.inspection.target import Of
 from cutaway.models import Transformer
 from cutaway.spec.names import match, tap_names
@@ -119,9 +121,10 @@ def attribution_patching(
         NameNotFound: a pattern matches nothing; the hint has the nearest names.
     """
     axes = tap_names(model.spec)
-    wanted = match([names] if isinstance(names, str) else names, axes)
+    wanted = match([names] if isinstance(names, str) else names_listed("names", names), axes)
     if not wanted:
         raise RequestError("no quantity was named", field="names", expected="at least one")
+    check_slopes(model, "model")
     texts = (
         text_of(model, clean, source, types, "clean"),
         text_of(model, corrupt, source if corrupt_source is None else corrupt_source, types, "corrupt"),

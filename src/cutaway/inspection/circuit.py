@@ -30,7 +30,7 @@ def head_of(model: Transformer, branch: str, head: int) -> tuple[Branch, Attenti
         RequestError: no such head, or one that reads what an encoder made.
     """
     known = {name: n for stack in model.spec.stacks for name, n in heads_of(model, stack).items()}
-    if branch not in known:
+    if not isinstance(branch, str) or branch not in known:
         hint = f"A name is such as {next(iter(known), 'decoder.layers.0.attn')}."
         raise NameNotFound("no branch with heads has this name", field=branch, hint=hint)
     if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < known[branch]:

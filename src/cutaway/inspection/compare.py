@@ -12,9 +12,11 @@ from torch import Tensor
 from cutaway.errors import RequestError
 from cutaway.generation.checks import check_ids, number
 from cutaway.inspection.figure import Bars, Figure, Part, Rows, Words
+from cutaway.inspection.listed import names_listed
 from cutaway.inspection.readout import blocks, labels, scored
 from cutaway.inspection.running import trace
 from cutaway.inspection.shown import Shown
+from cutaway.inspection.steps import Progress, counted
 from cutaway.models import Transformer
 from cutaway.spec import HeadSpec
 from cutaway.spec.names import axis_sizes, match, tap_names
@@ -141,6 +143,7 @@ def compare(
     source: Sequence[int] | None = None,
     other_source: Sequence[int] | None = None,
     pieces: Sequence[str] | None = None,
+    progress: Progress | bool | None = None,
 ) -> Comparison:
     """Run two models, or one on two texts, and walk what they compute in order.
 
@@ -153,6 +156,7 @@ def compare(
             the ``"end"``.
         source, other_source: of encoder–decoders, what the encoders read.
         pieces: a text for each token of ``ids``.
+        progress: called with how many quantities are done and how many there are; True for a line.
 
     Raises:
         NameNotFound: a pattern matches nothing on either side.
@@ -173,14 +177,16 @@ def compare(
         shorter |= {word: min(len(source), len(sources[1])) for word in ("source", "source_key")}
     found, odd = [], []
     axes = tap_names(left.spec)
-    for group in _groups(left, both, len(texts[0]), len(source or ())):
-        one, two = (_seen(model, text, group, read) for model, text, read in sides)
-        for name in group:
-            a, b = (_aligned(side[name], axes[name], shorter, align) for side in (one, two))
-            if a.shape != b.shape:
-                odd.append(name)
-            else:
-                found.append(_difference(name, a, b, axes[name]))
+    with counted(progress, len(both), "quantities") as report:
+        for group in _groups(left, both, len(texts[0]), len(source or ())):
+            one, two = (_seen(model, text, group, read) for model, text, read in sides)
+            for name in group:
+                a, b = (_aligned(side[name], axes[name], shorter, align) for side in (one, two))
+                if a.shape != b.shape:
+                    odd.append(name)
+                else:
+                    found.append(_difference(name, a, b, axes[name]))
+                report(len(found) + len(odd), len(both))
     n = shorter["query"]
     span = slice(0, n) if align == "start" else slice(len(texts[0]) - n, len(texts[0]))
     divergence, agree = _ends(sides, n, align)
@@ -213,7 +219,7 @@ def _shared(
     """Names that both have with the same axes, in the left's order, and what only one has."""
     a, b = tap_names(left.spec), tap_names(right.spec)
     usual = [name for name in a | b if name.rsplit(".", 1)[-1] not in APART]
-    wanted = usual if names is None else match(names, a | b)
+    wanted = usual if names is None else match(names_listed("names", names), a | b)
     both = [name for name in wanted if a.get(name) == b.get(name)]
     return both, ([n for n in wanted if n in a and n not in both], [n for n in wanted if n in b and n not in both])
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from cutaway.errors import RequestError
 from cutaway.inspection.decomposition import Decomposition, PartKind, Share
 from cutaway.inspection.linear import pre_cap, rows_of_head, signed, through
+from cutaway.inspection.listed import names_listed
 from cutaway.inspection.reading import Text, named, streamed, text_of, watching
 from cutaway.inspection.route import Route, route_to
 from cutaway.inspection.target import Of, Target, in_words, place_in, pooled_place, target_of
@@ -80,7 +81,11 @@ def decompose(
             raise RequestError(what, field="at", got=at, hint="Give a direction, or a point of the decoder.")
         where = pooled_place(model.spec, length, position)
     assert where is not None
-    seen = _run(model, text, route, where, match(neurons, route.feeds), match(sources, route.attentions))
+    wanted = (
+        match(names_listed("neurons", neurons), route.feeds),
+        match(names_listed("sources", sources), route.attentions),
+    )
+    seen = _run(model, text, route, where, *wanted)
 
     x = seen.get(route.end).double()
     held: list[str] = []

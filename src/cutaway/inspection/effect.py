@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from cutaway.errors import RequestError
-from cutaway.generation.checks import whole
+from cutaway.generation.checks import tokens, whole
 from cutaway.inspection.change import Edit
 from cutaway.inspection.figure import Figure, Part, Rows
+from cutaway.inspection.listed import listed
 from cutaway.inspection.readout import Spell, percent
 from cutaway.inspection.running import trace
 from cutaway.inspection.shown import Shown
@@ -95,6 +96,7 @@ def effect(
     """
     if not isinstance(edits, Mapping) or not edits:
         raise RequestError("nothing is edited", field="edits", expected="name → edit", got=edits)
+    wanted = listed("also", also, "tokens")
     if "logits" not in tap_names(model.spec):
         raise RequestError("this model scores nothing", field="head", hint="trace() has every quantity after an edit.")
     sources = None if source is None else [list(source)]
@@ -105,7 +107,7 @@ def effect(
         raise RequestError("the edit leaves an answer that is no number", field="edits", got="NaN")
     k = min(whole("k", k, 1), len(two[0]))
     best = [one.topk(k).indices.tolist() for one in two]
-    chosen = list(dict.fromkeys([*best[0], *best[1], *also]))
+    chosen = list(dict.fromkeys([*best[0], *best[1], *tokens("also", wanted, len(two[0]))]))
     labels = model.spec.head.labels if isinstance(model.spec.head, ClassifierSpec) else ()
     write = labels.__getitem__ if labels else (spell or str)
     return Effect(

@@ -12,11 +12,12 @@ from torch import Tensor
 from cutaway.errors import RequestError
 from cutaway.generation.checks import check_ids, whole
 from cutaway.inspection.figure import Bars, Figure, Part, Rows
+from cutaway.inspection.listed import listed
 from cutaway.inspection.readout import Spell, blocks, labels, rows_of, table_of
 from cutaway.inspection.shown import Shown
 from cutaway.models import Transformer
 
-Alike: TypeAlias = Literal["cosine", "dot", "euclid"]
+By: TypeAlias = Literal["cosine", "dot", "euclid"]
 Table: TypeAlias = Literal["input", "output", "source"]
 _UNITS = {"cosine": "cosine", "dot": "dot product", "euclid": "distance"}
 
@@ -28,7 +29,7 @@ class Neighbours(Shown):
     Attributes:
         what: what was looked for, in words.
         tokens: whose rows. values: how alike each is, or how far.
-        alike: ``"cosine"`` and ``"dot"`` (more is nearer), ``"euclid"`` (less is nearer).
+        by: ``"cosine"`` and ``"dot"`` (more is nearer), ``"euclid"`` (less is nearer).
         table: ``"input"``, ``"output"`` or ``"source"``.
         spell: how a token is written, if that is known.
     """
@@ -36,7 +37,7 @@ class Neighbours(Shown):
     what: str
     tokens: tuple[int, ...]
     values: tuple[float, ...]
-    alike: Alike
+    by: By
     table: Table
     spell: Spell | None = field(default=None, repr=False, compare=False)
 
@@ -47,8 +48,8 @@ class Neighbours(Shown):
 
     def figure(self) -> Figure:
         """Bars."""
-        scale: Literal["signed", "plain"] = "signed" if self.alike == "cosine" else "plain"
-        bars = Bars(f"Nearest rows of the {self.table} table", self.words, self.values, _UNITS[self.alike], scale)
+        scale: Literal["signed", "plain"] = "signed" if self.by == "cosine" else "plain"
+        bars = Bars(f"Nearest rows of the {self.table} table", self.words, self.values, _UNITS[self.by], scale)
         note = "Rows are the model's own; a neighbour is a token that it starts with alike, or scores alike at the end."
         return Figure(self.what, (bars,), (note,))
 
@@ -56,7 +57,7 @@ class Neighbours(Shown):
         """Plain lists and numbers."""
         words = {} if self.spell is None else {"words": self.words}
         found = {"tokens": [*self.tokens], **words, "values": [*self.values]}
-        return {"what": self.what, "table": self.table, "alike": self.alike, **found}
+        return {"what": self.what, "table": self.table, "by": self.by, **found}
 
 
 @torch.no_grad()
@@ -65,7 +66,7 @@ def neighbours(
     of: int | Tensor,
     *,
     k: int = 10,
-    alike: Alike = "cosine",
+    by: By = "cosine",
     table: Table = "input",
     leave_out: Sequence[int] = (),
     what: str | None = None,
@@ -77,7 +78,7 @@ def neighbours(
         model: whose table.
         of: a token, which is itself left out, or a vector. [d_model]
         k: how many.
-        alike: by angle, by product, or by distance.
+        by: by angle, by product, or by distance.
         table: ``"input"`` (what tokens become), ``"output"`` (what they are scored by), or the ``"source"``'s own.
         leave_out: tokens not to be named.
         what: words for the title. spell: a token's id → how it is written.
@@ -85,8 +86,8 @@ def neighbours(
     Raises:
         RequestError: no such token, table or way; a vector of another size.
     """
-    if alike not in _UNITS:
-        raise RequestError("no such likeness", field="alike", expected="cosine, dot or euclid", got=alike)
+    if by not in _UNITS:
+        raise RequestError("no such likeness", field="by", expected="cosine, dot or euclid", got=by)
     rows = table_of(model, table)
     k = min(whole("k", k, 1), rows.shape[0])
     if isinstance(of, Tensor):
@@ -100,16 +101,16 @@ def neighbours(
     if vector.shape != (rows.shape[1],) or not bool(vector.isfinite().all()):
         wanted = f"{rows.shape[1]} finite numbers"
         raise RequestError("not a vector of the stream", field="of", expected=wanted, got=list(vector.shape))
-    if alike == "cosine" and not bool(vector.any()):
-        raise RequestError("a vector of zeros has no direction", field="of", hint="alike='euclid' asks for distances.")
+    if by == "cosine" and not bool(vector.any()):
+        raise RequestError("a vector of zeros has no direction", field="of", hint="by='euclid' asks for distances.")
     left = check_ids(left, rows.shape[0], "leave_out") if left else []
-    score = _alike(rows, vector, alike)
-    order = -score if alike == "euclid" else score
+    score = _nearness(rows, vector, by)
+    order = -score if by == "euclid" else score
     order[left] = float("-inf")
     best = order.topk(k).indices
     best = best[order[best] > float("-inf")]
     values = tuple(score[best].tolist())
-    return Neighbours(what or f"Nearest to {said}", tuple(best.tolist()), values, alike, table, spell)
+    return Neighbours(what or f"Nearest to {said}", tuple(best.tolist()), values, by, table, spell)
 
 
 def analogy(
@@ -119,7 +120,7 @@ def analogy(
     c: int,
     *,
     k: int = 10,
-    alike: Alike = "cosine",
+    by: By = "cosine",
     table: Table = "input",
     spell: Spell | None = None,
 ) -> Neighbours:
@@ -130,16 +131,16 @@ def analogy(
     Args:
         model: whose table.
         a, b, c: tokens.
-        k, alike, table, spell: see :func:`neighbours`.
+        k, by, table, spell: see :func:`neighbours`.
     """
     rows = table_of(model, table)
     three = rows_of(rows, check_ids([a, b, c], rows.shape[0], "tokens"))
-    if alike == "cosine":
+    if by == "cosine":
         three = three / three.norm(dim=-1, keepdim=True).clamp(min=1e-12)
     vector = three[0] - three[1] + three[2]
     words = [str(t) if spell is None else f"“{spell(t)}”" for t in (a, b, c)]
     what = "{} − {} + {}".format(*words)
-    return neighbours(model, vector, k=k, alike=alike, table=table, leave_out=[a, b, c], what=what, spell=spell)
+    return neighbours(model, vector, k=k, by=by, table=table, leave_out=[a, b, c], what=what, spell=spell)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -214,7 +215,7 @@ def plane(
     axes: list[Tensor] = []
     named: list[str] = []
     middle = x.mean(0)
-    for pair in pairs or ():
+    for pair in () if pairs is None else listed("pairs", pairs, "pairs of words"):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise RequestError("not a pair of words", field="pairs", expected="two each", got=pair)
         a, b = pair
@@ -248,16 +249,16 @@ def _unit(x: Tensor, square_to: Sequence[Tensor]) -> Tensor:
     return x / x.norm()
 
 
-def _alike(rows: Tensor, vector: Tensor, alike: Alike) -> Tensor:
+def _nearness(rows: Tensor, vector: Tensor, by: By) -> Tensor:
     """How alike each row is, a block of them at a time: no more of a stored table is made at once. [vocab]"""
     found = []
     for block in blocks(rows.shape[0], rows.shape[1]):
         some = rows_of(rows, block)
-        if alike == "euclid":
+        if by == "euclid":
             found.append((some - vector).norm(dim=-1))
             continue
         product = some @ vector
-        if alike == "cosine":
+        if by == "cosine":
             product = product / (some.norm(dim=-1) * vector.norm()).clamp(min=1e-12)
         found.append(product)
     return torch.cat(found)

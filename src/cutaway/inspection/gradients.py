@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -13,12 +12,10 @@ from cutaway.generation.checks import whole
 from cutaway.inspection.attribution import Attribution
 from cutaway.inspection.probe import OTHER, OWN, Baseline, Measure, Probe
 from cutaway.inspection.reading import named
+from cutaway.inspection.steps import Progress, counted
 from cutaway.inspection.target import Of
 from cutaway.models import Transformer
 from cutaway.spec import MoeSpec
-
-Progress: TypeAlias = Callable[[int, int], None]
-"""Told (done, in all)."""
 
 TRUSTED = 0.1  # of the difference to the baseline: with more left over than that, values are not to be relied on
 LOCAL = "A slope says what an answer would do for the smallest change, and not for one that a reader would notice."
@@ -77,7 +74,7 @@ def integrated_gradients(
     batch: int = 16,
     pieces: Sequence[str] | None = None,
     source_pieces: Sequence[str] | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Attribution:
     """Gradients along the straight way from a baseline, times the way (Sundararajan et al. 2017).
 
@@ -89,7 +86,7 @@ def integrated_gradients(
             A norm makes long vectors of the shortest ones: near zeros, an answer may turn within the first step.
         steps: places along the way, by Gauss–Legendre.
         batch: how many of them are run at once.
-        progress: told (steps done, steps).
+        progress: called with how many steps are done and how many there are; True for a line.
 
     Raises:
         RequestError: as saliency, or a baseline of another shape.
@@ -101,15 +98,15 @@ def integrated_gradients(
     way = {name: vectors - start[name] for name, vectors in probe.vectors.items()}
     points, shares = np.polynomial.legendre.leggauss(steps)
     total = {name: torch.zeros(each.shape, dtype=torch.float64) for name, each in way.items()}
-    for i in range(0, steps, batch):
-        some = torch.from_numpy((points[i : i + batch] + 1) / 2)
-        weights = torch.from_numpy(shares[i : i + batch] / 2)
-        along = {name: start[name] + some.to(each)[:, None, None] * each for name, each in way.items()}
-        _, slopes = probe.gradient(along)
-        for name, slope in slopes.items():
-            total[name] += (slope.cpu().double() * weights[:, None, None]).sum(0, keepdim=True)
-        if progress is not None:
-            progress(min(i + batch, steps), steps)
+    with counted(progress, steps, "steps") as report:
+        for i in range(0, steps, batch):
+            some = torch.from_numpy((points[i : i + batch] + 1) / 2)
+            weights = torch.from_numpy(shares[i : i + batch] / 2)
+            along = {name: start[name] + some.to(each)[:, None, None] * each for name, each in way.items()}
+            _, slopes = probe.gradient(along)
+            for name, slope in slopes.items():
+                total[name] += (slope.cpu().double() * weights[:, None, None]).sum(0, keepdim=True)
+            report(min(i + batch, steps), steps)
     with torch.no_grad():
         found, least = float(probe(probe.vectors)), float(probe(start))
     channels = {name: (each * way[name].cpu().double())[0].float() for name, each in total.items()}

@@ -12,6 +12,7 @@ from torch import Tensor
 from cutaway.errors import RequestError
 from cutaway.generation.checks import whole
 from cutaway.inspection.figure import Figure, Grid, Part, Rows, Scale
+from cutaway.inspection.listed import listed
 from cutaway.inspection.readout import numbers
 from cutaway.inspection.running import trace
 from cutaway.inspection.shown import Shown
@@ -186,7 +187,10 @@ def repeated(
     whole("rows", rows, 1)
     whole("times", times, 1)
     whole("seed", seed, -(1 << 63), (1 << 63) - 1)
-    some = torch.arange(vocab) if isinstance(vocab, int) else torch.tensor([*vocab])
+    every = range(vocab) if isinstance(vocab, int) else listed("vocab", vocab, "tokens")
+    if not every:
+        raise RequestError("there is nothing to draw from", field="vocab", expected="at least one token", got=vocab)
+    some = torch.tensor([*every])
     drawn = some[torch.randint(len(some), (rows, length), generator=torch.Generator().manual_seed(seed))]
     lead = [] if first is None else [first]
     return [[*lead, *(row * times)] for row in drawn.tolist()]

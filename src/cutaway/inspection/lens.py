@@ -28,6 +28,7 @@ from cutaway.inspection.readout import (
 )
 from cutaway.inspection.running import trace
 from cutaway.inspection.shown import Shown
+from cutaway.inspection.steps import Progress, counted
 from cutaway.inspection.target import places_in
 from cutaway.models import Transformer
 
@@ -143,6 +144,7 @@ def lens(
     positions: Sequence[int] | None = None,
     source: Sequence[int] | None = None,
     tuned: Translator | None = None,
+    progress: Progress | bool | None = None,
     pieces: Sequence[str] | None = None,
     spell: Spell | None = None,
 ) -> Lens:
@@ -159,6 +161,7 @@ def lens(
         positions: which to read; all by default. Negative ones count from the end.
         source: of an encoder–decoder, what its encoder reads.
         tuned: translates the stream where it knows how: see :func:`train_lens`.
+        progress: called with how many vectors are done and how many there are; True for a line.
         pieces: a text for each token of ``ids``. spell: a token's id → how it is written.
 
     Raises:
@@ -182,12 +185,16 @@ def lens(
     shown = [v for v in seen if v.name != end or end in wanted]
 
     said: dict[str, list[Tensor]] = {name: [] for name in TOLD}
-    for block in blocks(len(places), model.spec.vocab_size):
-        last = scored(model, final[block]).log_softmax(-1)
-        shares = last.exp()
-        rows = [_one(model, v, end, block, goal[block], last, shares, k) for v in shown]
-        for name, into in said.items():
-            into.append(torch.stack([row[name] for row in rows]))
+    with counted(progress, len(places) * len(shown), "vectors read") as report:
+        for block in blocks(len(places), model.spec.vocab_size):
+            last = scored(model, final[block]).log_softmax(-1)
+            shares = last.exp()
+            rows = []
+            for v in shown:
+                rows.append(_one(model, v, end, block, goal[block], last, shares, k))
+                report(block.start * len(shown) + (block.stop - block.start) * len(rows), len(places) * len(shown))
+            for name, into in said.items():
+                into.append(torch.stack([row[name] for row in rows]))
     joined = {name: torch.cat(pieces_of, 1) for name, pieces_of in said.items()}
     return Lens(
         tuple(v.label for v in shown),

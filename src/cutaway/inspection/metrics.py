@@ -11,9 +11,16 @@ from torch import Tensor
 
 from cutaway.errors import RequestError
 from cutaway.inspection.readout import Spell
+from cutaway.inspection.target import Target, in_words
+from cutaway.inspection.target import measured as function_of
 
-Metric: TypeAlias = Callable[[Tensor], Tensor]
-"""Scores of a vocabulary (or of labels) for each pair of texts → a number each. [..., pair, vocab] → [..., pair]"""
+Metric: TypeAlias = Callable[[Tensor], Tensor] | Target
+"""What a sweep asks: scores at one position, for each pair of texts → a number each. [..., pair, vocab] → [..., pair]
+
+A :class:`Target` says the same of every pair, and is one. What it cannot say: another token for each pair
+(:class:`TokenMetric`), or something else than one or two scores (a function). Those have no parts that add up, and are
+no :class:`Target`: what is *explained* of one text.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,9 @@ def measured(metric: Metric, scores: Tensor) -> Tensor:
     Raises:
         RequestError: something else than a number for each pair.
     """
+    if isinstance(metric, Target):
+        _check(metric, scores.shape[-1])
+        metric = function_of(metric)
     if not callable(metric):
         raise RequestError("not a metric", field="metric", expected="a function of the scores", got=metric)
     value = metric(scores.float())
@@ -67,6 +77,18 @@ def measured(metric: Metric, scores: Tensor) -> Tensor:
         wanted = f"a tensor of shape {list(scores.shape[:-1])}"
         raise RequestError("a metric gives a number for each pair", field="metric", expected=wanted, got=got)
     return value.detach().double().cpu()
+
+
+def words_of(metric: Metric, spell: Spell | None = None) -> str:
+    """What is asked, for a title."""
+    if isinstance(metric, Target):
+        return in_words(metric)
+    return metric.words(spell) if isinstance(metric, TokenMetric) else "metric"
+
+
+def _check(target: Target, rows: int) -> None:
+    if any(not 0 <= number < rows for number in target.ids):
+        raise RequestError("not a token of the vocabulary", field="metric", expected=f"0…{rows - 1}", got=target.ids)
 
 
 def _each(token: int | Sequence[int]) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from cutaway.errors import RequestError
 from cutaway.generation.checks import whole
 from cutaway.inspection.decompose import decompose
 from cutaway.inspection.figure import Figure, Part, Rows
+from cutaway.inspection.listed import listed
 from cutaway.inspection.points import branch_of
 from cutaway.inspection.readout import Spell, contributed, held, labels, main_stack, seen, token_head, whole_sum
 from cutaway.inspection.running import trace
@@ -114,7 +115,7 @@ def neurons(
     """
     main = model.spec.main
     stack = model.spec.stacks[main]
-    wanted = range(len(stack.layers)) if layers is None else layers
+    wanted = range(len(stack.layers)) if layers is None else listed("layers", layers, "layers' numbers")
     bodies: dict[str, Mlp] = {}
     for i in wanted:
         if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < len(stack.layers):

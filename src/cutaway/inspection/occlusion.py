@@ -8,8 +8,9 @@ import torch
 
 from cutaway.generation.checks import whole
 from cutaway.inspection.attribution import Attribution
-from cutaway.inspection.gradients import Progress, result
+from cutaway.inspection.gradients import result
 from cutaway.inspection.probe import Baseline, Measure, Probe
+from cutaway.inspection.steps import Progress, counted
 from cutaway.inspection.target import Of
 from cutaway.models import Transformer
 
@@ -28,7 +29,7 @@ def occlusion(
     batch: int = 32,
     pieces: Sequence[str] | None = None,
     source_pieces: Sequence[str] | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Attribution:
     """The answer, less that with a token's vector replaced (Zeiler & Fergus 2014), for each token.
 
@@ -37,7 +38,7 @@ def occlusion(
         baseline: what is put in a token's place: zeros, another token, or a vector.
         window: neighbours that are replaced together; a token's value is the mean over the windows that it is in.
         batch: texts that are run at once.
-        progress: told (texts done, texts).
+        progress: called with how many texts are done and how many there are; True for a line.
 
     Raises:
         RequestError: a target that this model does not have, or a window wider than a text.
@@ -50,16 +51,16 @@ def occlusion(
     jobs = [(name, i) for name, each in probe.vectors.items() for i in range(each.shape[1] - window + 1)]
     lost = {name: torch.zeros(each.shape[1], dtype=torch.float64) for name, each in probe.vectors.items()}
     times = {name: torch.zeros_like(each) for name, each in lost.items()}
-    for i in range(0, len(jobs), batch):
-        some = jobs[i : i + batch]
-        rows = {name: each.repeat(len(some), 1, 1) for name, each in probe.vectors.items()}
-        for row, (name, at) in enumerate(some):
-            rows[name][row, at : at + window] = start[name][0, at : at + window]
-        for (name, at), found in zip(some, probe(rows).tolist(), strict=True):
-            lost[name][at : at + window] += value - found
-            times[name][at : at + window] += 1
-        if progress is not None:
-            progress(min(i + batch, len(jobs)), len(jobs))
+    with counted(progress, len(jobs), "texts") as report:
+        for i in range(0, len(jobs), batch):
+            some = jobs[i : i + batch]
+            rows = {name: each.repeat(len(some), 1, 1) for name, each in probe.vectors.items()}
+            for row, (name, at) in enumerate(some):
+                rows[name][row, at : at + window] = start[name][0, at : at + window]
+            for (name, at), found in zip(some, probe(rows).tolist(), strict=True):
+                lost[name][at : at + window] += value - found
+                times[name][at : at + window] += 1
+            report(min(i + batch, len(jobs)), len(jobs))
     values = {name: (each / times[name]).float() for name, each in lost.items()}
     notes = (
         "Each value is the model's own: what the answer loses when the token's vector is replaced, its position kept.",

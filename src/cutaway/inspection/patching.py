@@ -5,7 +5,7 @@ Vig et al. 2020; Meng et al. 2022; what to mind: Heimersheim & Nanda 2024, https
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -15,7 +15,8 @@ from torch import Tensor
 from cutaway.errors import NameNotFound, RequestError
 from cutaway.generation.checks import whole
 from cutaway.inspection.figure import Bars, Figure, Grid
-from cutaway.inspection.metrics import Metric, TokenMetric
+from cutaway.inspection.metrics import Metric, words_of
+from cutaway.inspection.pairs import Align, places_beside
 from cutaway.inspection.readout import Spell, labels, numbers
 from cutaway.inspection.shown import Shown
 from cutaway.inspection.sites import (
@@ -50,6 +51,7 @@ class Sweep(Shown):
         clean, corrupt: what it is without any change.
         metric: what was asked, in words.
         direction: ``"denoise"``: clean pieces in the corrupt run; ``"noise"``: corrupt ones in the clean run.
+        notes: what has to be said of these texts.
     """
 
     rows: tuple[str, ...]
@@ -60,6 +62,7 @@ class Sweep(Shown):
     corrupt: float
     metric: str
     direction: Direction
+    notes: tuple[str, ...] = ()
 
     @property
     def normalised(self) -> Tensor:
@@ -87,13 +90,21 @@ class Sweep(Shown):
         )
         least = "A piece that restores much is enough by itself; others may be as good, or needed as well."
         most = "A piece whose loss costs much is needed; what makes up for a loss hides others that matter."
-        return Figure("Activation patching", (grid, ends), (said, least if self.direction == "denoise" else most))
+        notes = (*self.notes, said, least if self.direction == "denoise" else most)
+        return Figure("Activation patching", (grid, ends), notes)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain lists and numbers."""
         head = {"rows": [*self.rows], "columns": [*self.columns], "across": self.across, "metric": self.metric}
         values = {"values": numbers(self.values), "normalised": numbers(self.normalised)}
-        return {**head, **values, "clean": self.clean, "corrupt": self.corrupt, "direction": self.direction}
+        return {
+            **head,
+            **values,
+            "clean": self.clean,
+            "corrupt": self.corrupt,
+            "direction": self.direction,
+            "notes": [*self.notes],
+        }
 
 
 @torch.no_grad()
@@ -107,6 +118,7 @@ def patch_sweep(
     at: str | None = None,
     direction: Direction = "denoise",
     positions: Sequence[int] | None = None,
+    align: Align = None,
     stack: str | None = None,
     answer_at: int | None = None,
     clean_sources: Texts | None = None,
@@ -120,14 +132,16 @@ def patch_sweep(
 
     Args:
         model: one that scores tokens or labels.
-        clean, corrupt: texts in pairs, all of one length, such as two that differ in a name.
-        metric: see :func:`logit_difference`, :func:`log_probability`; or a function of the scores at one position,
-            [..., pair, vocab] → [..., pair]. Its mean over the pairs is what is told.
+        clean, corrupt: texts in pairs, all of one length, such as two that differ in a name; see ``align``.
+        metric: see :func:`logit_difference`, :func:`log_probability`; a :class:`Target`; or a function of the scores at
+            one position, [..., pair, vocab] → [..., pair]. Its mean over the pairs is what is told.
         over: ``"position"``: the stream before each layer, at each position. ``"head"``: what each head reads, at all
             positions. ``"branch"``: what each branch adds, at each position.
         at: another quantity of each layer: ``"mlp.act"``, or of heads ``"attn.q"``, ``"cross.z"``.
         direction: whether clean pieces are put into the corrupt run, or the other way round.
         positions: the only ones to patch; of heads, these together.
+        align: ``"end"``: clean texts may be longer or shorter than corrupt ones, and a place is as far from the end in
+            both, counted in the clean text. What comes before the shorter one's second token is not patched.
         stack: whose layers; by default those that end at the head.
         answer_at: the position whose scores are asked; by default the last, where that has a meaning.
         clean_sources, corrupt_sources: of an encoder–decoder, what its encoder reads; ``clean`` and ``corrupt`` are
@@ -141,6 +155,8 @@ def patch_sweep(
         RequestError: texts that are no pairs, a metric that gives something else.
     """
     batch = whole("batch", batch, 1)
+    if align not in (None, "end"):
+        raise RequestError("no such way to align", field="align", expected="end, or None", got=align)
     if direction not in ("denoise", "noise"):
         raise RequestError("no such direction", field="direction", expected="denoise or noise", got=direction)
     texts = [check_texts(model, name, rows) for name, rows in (("clean", clean), ("corrupt", corrupt))]
@@ -148,20 +164,26 @@ def patch_sweep(
     sources = [None if rows is None else check_texts(model, "sources", rows, of_source=True) for rows in given]
     for one in (texts, [source for source in sources if source is not None]):
         sizes = [[len(row) for row in rows] for rows in one]
-        if sizes and sizes[0] != sizes[1]:
-            raise RequestError("texts are no pairs of one length", field="corrupt", expected=sizes[0], got=sizes[1])
+        if sizes and (len(sizes[0]) != len(sizes[1]) or (sizes[0] != sizes[1] and align is None)):
+            hint = 'align="end" counts places from the end.' if len(sizes[0]) == len(sizes[1]) else None
+            what = "texts are no pairs of one length"
+            raise RequestError(what, field="corrupt", expected=sizes[0], got=sizes[1], hint=hint)
     stack = stack or model.spec.main
     names = _names(model, stack, over, at)
-    place = check_at(model, answer_at, len(texts[0][0]))
+    place = check_at(model, answer_at, len(texts[0][0])) - len(texts[0][0])
+    if place < -len(texts[1][0]):
+        raise RequestError("the corrupt text has no token there", field="answer_at", got=answer_at)
     runs = [Asked(model, rows, metric, place, source) for rows, source in zip(texts, sources, strict=True)]
     streams = [*dict.fromkeys(map(stream_of, names))]
     seen = [run.run([*names, *streams, answers_at(model)]) for run in runs]
     base, other = (0, 1) if direction == "noise" else (1, 0)
 
     axes = tap_names(model.spec)
-    read = _read(model, stack, texts[0], sources[0])
-    chosen = places_in(len(read), positions)
+    read, other_read = (_read(model, stack, rows, source) for rows, source in zip(texts, sources, strict=True))
+    # From the end, where texts of two lengths have the same places.
+    chosen = places_beside((len(read), len(other_read)), places_in(len(read), positions), positions is not None)
     columns, sites = _sites(model, names, over, chosen)
+    notes = _apart(names, axes, texts, sources, (len(read), len(other_read)))
     # Where both runs have the same, such as before the first token that differs, nothing would change.
     alike = [torch.equal(*(run[site.name][site.index(axes[site.name], slice(None))] for run in seen)) for site in sites]
     told = [run.told(one).mean().item() for run, one in zip(runs, seen, strict=True)]
@@ -184,9 +206,31 @@ def patch_sweep(
         grid[names.index(site.name), column] = value
     shown = labels(read, pieces)
     across = [str(i) for i in range(columns)] if over == "head" else [shown[i] for i in chosen]
-    said = metric.words(spell) if isinstance(metric, TokenMetric) else "metric"
+    said = words_of(metric, spell)
     kind = "head" if over == "head" else "position"
-    return Sweep(tuple(names), tuple(across), kind, grid, told[0], told[1], said, direction)
+    return Sweep(tuple(names), tuple(across), kind, grid, told[0], told[1], said, direction, tuple(notes))
+
+
+def _apart(
+    names: Sequence[str], axes: Mapping[str, Sequence[str]], texts: Sequence[Texts], sources: Sequence[Texts | None],
+    lengths: tuple[int, int],
+) -> list[str]:  # fmt: skip
+    """What has to be said of texts of two lengths.
+
+    Raises:
+        RequestError: a quantity has a number for each token that is read.
+    """
+    odd = {"key"} if len(texts[0][0]) != len(texts[1][0]) else set()
+    if sources[0] and sources[1] and len(sources[0][0]) != len(sources[1][0]):
+        odd |= {"source_key"}
+    for name in names:
+        if odd & {*axes[name]}:
+            what = "has a number for each token that is read, and these texts have not as many"
+            raise RequestError(what, field=name, hint="Choose texts of one length.")
+    if lengths[0] == lengths[1]:
+        return []
+    said = "The texts are of {} and {} tokens, aligned from the end: a piece comes from another position than it "
+    return [said.format(*lengths) + "is put into."]
 
 
 def _read(model: Transformer, stack: str, rows: Texts, sources: Texts | None) -> list[int]:
@@ -204,6 +248,8 @@ def _names(model: Transformer, stack: str, over: Over, at: str | None) -> list[s
     usual = {"position": ["resid_in"], "head": ["attn.z"], "branch": ["*.out"]}
     if over not in usual:
         raise RequestError("no such sweep", field="over", expected="position, head or branch", got=over)
+    if at is not None and not isinstance(at, str):
+        raise RequestError("not a name", field="at", expected="one name within a layer, such as mlp.act", got=at)
     found = match([f"{stack}.layers.*.{one}" for one in ([at] if at else usual[over])], axes)
     wanted, what = (HEADS, "heads") if over == "head" else (TOKENS, "positions")
     kept = [name for name in found if any(word in wanted for word in axes[name])]

@@ -24,7 +24,8 @@ from cutaway.errors import NameNotFound, RequestError
 from cutaway.generation.checks import whole
 from cutaway.inspection.change import Edit
 from cutaway.inspection.figure import Bars, Figure, Grid, Part
-from cutaway.inspection.metrics import Metric, TokenMetric
+from cutaway.inspection.listed import listed
+from cutaway.inspection.metrics import Metric, words_of
 from cutaway.inspection.patching import Direction
 from cutaway.inspection.readout import Spell, numbers
 from cutaway.inspection.shown import Shown
@@ -130,7 +131,7 @@ def path_sweep(
     clean: Texts,
     corrupt: Texts,
     metric: Metric,
-    receivers: Sequence[Receiver] = (Receiver(END),),
+    receivers: Sequence[str | Receiver] = (END,),
     *,
     direction: Direction = "noise",
     position: int | None = None,
@@ -145,7 +146,7 @@ def path_sweep(
     Args:
         model: one whose stack ends at a head that scores.
         clean, corrupt, metric, answer_at, batch, progress, spell: see :func:`patch_sweep`.
-        receivers: told together. Of the stack that ends at the head.
+        receivers: told together, of the stack that ends at the head: the ``"end"``, names, or :class:`Receiver` s.
         direction: ``"noise"``: senders tell of the corrupt text in the clean run; ``"denoise"``: the other way round.
         position: where senders send from; everywhere by default.
         sources: of an encoder–decoder, what its encoder reads in both runs.
@@ -171,9 +172,9 @@ def path_sweep(
     seen = [run.run([*gives.values(), *streams, answers_at(model)]) for run in runs]
     told = [run.told(one).mean().item() for run, one in zip(runs, seen, strict=True)]
     base, other = (0, 1) if direction == "noise" else (1, 0)
-    _check(model, receivers)
+    told_to = _receivers(model, receivers)
 
-    axes, last = tap_names(model.spec), max(_order(model, receiver.name) for receiver in receivers)
+    axes, last = tap_names(model.spec), max(_order(model, receiver.name) for receiver in told_to)
     widths = {at: axis_sizes(model.spec, name)["head"] if name.endswith(".z") else 1 for at, name in gives.items()}
     senders = [
         Site(name, position, head if name.endswith(".z") else None)
@@ -182,7 +183,7 @@ def path_sweep(
         if _order(model, name) < last
     ]
     between = [name for name in gives.values() if _order(model, name) < last]
-    one = _Sender(runs[base], between, {k: seen[base][k] for k in streams}, seen[base], seen[other], receivers, axes)
+    one = _Sender(runs[base], between, {k: seen[base][k] for k in streams}, seen[base], seen[other], told_to, axes)
     values = torch.full((len(gives), max(widths.values(), default=1)), float("nan"), dtype=torch.float64)
     step = max(1, batch // len(texts[0]))
     with counted(progress, len(senders), "senders") as report:
@@ -191,8 +192,8 @@ def path_sweep(
             for site, value in zip(some, one.told(some).mean(1).tolist(), strict=True):
                 values[[*gives.values()].index(site.name), site.head or 0] = value
             report(i + len(some), len(senders))
-    said = metric.words(spell) if isinstance(metric, TokenMetric) else "metric"
-    return Paths(tuple(gives), values, tuple(r.label() for r in receivers), told[0], told[1], said, direction)
+    said = words_of(metric, spell)
+    return Paths(tuple(gives), values, tuple(r.label() for r in told_to), told[0], told[1], said, direction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,9 +276,15 @@ def _order(model: Transformer, name: str) -> int:
     return 100 * int(layer) + (0 if block.parallel else places.index(branch))
 
 
-def _check(model: Transformer, receivers: Sequence[Receiver]) -> None:
+def _receivers(model: Transformer, given: Sequence[str | Receiver]) -> list[Receiver]:
+    """Those who are told, if there are such."""
+    receivers = [Receiver(one) if isinstance(one, str) else one for one in listed("receivers", given, "receivers")]
     if not receivers:
         raise RequestError("nobody is told", field="receivers", expected="at least one")
+    for place, one in enumerate(receivers):
+        if not isinstance(one, Receiver):
+            wanted = f"{END}, a name, or a Receiver"
+            raise RequestError("not a receiver", field=f"receivers/{place}", expected=wanted, got=one)
     known = tap_names(model.spec)
     for receiver in receivers:
         if receiver.name == END:
@@ -295,3 +302,4 @@ def _check(model: Transformer, receivers: Sequence[Receiver]) -> None:
         if receiver.head is not None and not 0 <= receiver.head < most:
             wanted = f"0…{most - 1}" if most else "None"
             raise RequestError("no such head", field=receiver.name, expected=wanted, got=receiver.head)
+    return receivers

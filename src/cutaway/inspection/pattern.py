@@ -42,13 +42,13 @@ class Pattern(Shown):
         if len(self.heads) == 1:
             title = "What each token (row) reads of each (column)"
             values = numbers(self.weights[0])
-            parts.append(Grid(title, self.pieces, self.keys, values, None, "share", "read", "reads"))
+            parts.append(Grid(title, self.pieces, self.keys, values, None, "share", "key", "query"))
             name = f"{self.branch}, head {self.heads[0]}"
         else:
             title = f"What “{self.pieces[-1]}”, the last token, reads by each head"
             rows = [f"head {i}" for i in self.heads]
             values = numbers(self.weights[:, -1])
-            parts.append(Grid(title, rows, self.keys, values, None, "share", "read", "head"))
+            parts.append(Grid(title, rows, self.keys, values, None, "share", "key", "head"))
             name = self.branch
         return Figure(f"Attention of {name}", parts, ("Weights are the model's own; a row adds up to 1.", NOT_WHY))
 
@@ -85,7 +85,7 @@ def pattern(
         RequestError: no such head.
     """
     known = {name: n for stack in model.spec.stacks for name, n in heads_of(model, stack).items()}
-    if branch not in known:
+    if not isinstance(branch, str) or branch not in known:
         hint = f"A name is such as {next(iter(known), 'decoder.layers.0.attn')}."
         raise NameNotFound("no branch with heads has this name", field=branch, hint=hint)
     chosen = list(range(known[branch])) if heads is None else list(heads) if isinstance(heads, Iterable) else [heads]

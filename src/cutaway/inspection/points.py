@@ -9,6 +9,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 from torch import Tensor
 
 from cutaway.errors import RequestError
+from cutaway.inspection.listed import names_listed
 from cutaway.inspection.readout import check_whole_sum, held, main_stack, spread
 from cutaway.models import Transformer
 from cutaway.modules.block import Block, Branch
@@ -60,9 +61,7 @@ def point_names(model: Transformer, patterns: Sequence[str]) -> list[str]:
         NameNotFound: a pattern matches none.
         RequestError: a part of a stream that is no sum.
     """
-    if isinstance(patterns, str):
-        raise RequestError("not a list of names", field="at", expected="names or patterns", got=patterns)
-    found = match(patterns, readable(model.spec))
+    found = match(names_listed("at", patterns), readable(model.spec))
     for name in found:
         if is_part(name, model.spec):
             check_whole_sum(model)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cutaway.errors import RequestError
 from cutaway.inspection.reading import Text, answered, text_of, watching
+from cutaway.inspection.slopes import check_slopes
 from cutaway.inspection.target import Of, in_words, measured, pooled_place, target_of
 from cutaway.models import Transformer
 from cutaway.modules.embedding import Embedding
@@ -103,6 +104,7 @@ class Probe:
 
     def gradient(self, vectors: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The numbers, and how each changes with its own row of vectors: [batch], name → [batch, query, d_model]"""
+        check_slopes(self.model, "model")
         with torch.enable_grad():
             leaves = {name: value.detach().requires_grad_() for name, value in vectors.items()}
             found = self(leaves)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cutaway.errors import RequestError
 from cutaway.generation.reading import check_length
+from cutaway.inspection.listed import listed
 from cutaway.inspection.record import Recorder
 from cutaway.inspection.target import row_of
 from cutaway.models import Transformer
@@ -73,7 +74,7 @@ def named(pieces: Sequence[str] | None, ids: Sequence[int], field: str) -> tuple
     """
     if pieces is None:
         return tuple(map(str, ids))
-    if len(pieces) != len(ids):
+    if len(listed(field, pieces, "texts")) != len(ids):
         raise RequestError("not a text for each token", field=field, expected=len(ids), got=len(pieces))
     return tuple(pieces)
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cutaway.errors import RequestError
+from cutaway.inspection.listed import listed
 from cutaway.look import Look, visible
 from cutaway.models import Transformer
 from cutaway.models.head import Head
@@ -158,6 +159,6 @@ def labels(ids: Sequence[int], pieces: Sequence[str] | None) -> list[str]:
     """
     if pieces is None:
         return [str(token) for token in ids]
-    if len(pieces) != len(ids):
+    if len(listed("pieces", pieces, "texts")) != len(ids):
         raise RequestError("not a piece for each token", field="pieces", expected=len(ids), got=len(pieces))
     return list(pieces)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cutaway.errors import RequestError
 from cutaway.inspection.change import Change, Changed, Edit
+from cutaway.inspection.listed import names_listed
 from cutaway.inspection.where import Place
 from cutaway.spec import ModelSpec
 from cutaway.spec.names import match, tap_names
@@ -32,6 +33,7 @@ class Recorder:
         axes: name → axis words, for edits that are told their place: see :meth:`of`.
         grads: keep the gradients of what is kept.
         stop: end each pass, by raising :class:`Enough`, when all that is to be kept was seen.
+        leaves: what is kept and has no gradient, since no weight before it learns, has one from there on.
 
     Attributes:
         kept: name → a tensor for each pass.
@@ -45,13 +47,14 @@ class Recorder:
         axes: Mapping[str, tuple[str, ...]] | None = None,
         grads: bool = False,
         stop: bool = False,
+        leaves: bool = False,
     ) -> None:
         self._names = dict.fromkeys(names)  # a set that keeps their order
         self._edits = dict(edits or {})
         every = {**self._names, **self._edits}
         self._scopes = {name[:i] for name in every for i, letter in enumerate(name) if letter == "."}
         self._axes = axes or {}
-        self._grads, self._stop = grads, stop
+        self._grads, self._stop, self._leaves = grads, stop, leaves
         self._at = {False: torch.empty(0, 0), True: torch.empty(0, 0)}  # of the text's tokens, and of the source's
         self._left = set(self._names)  # to be seen before a pass may end
         self._reached: set[str] = set()  # names whose edits were called
@@ -68,6 +71,7 @@ class Recorder:
         edits: Mapping[str, Edit] | None = None,
         grads: bool = False,
         stop: bool = False,
+        leaves: bool = False,
     ) -> Self:
         """Of a model's quantities that names or patterns match.
 
@@ -79,7 +83,7 @@ class Recorder:
         for pattern, edit in (edits or {}).items():
             for name in match([pattern], axes):
                 by_name.setdefault(name, []).append(edit)
-        return cls(match(names, axes), by_name, axes, grads, stop)
+        return cls(match(names_listed("names", names), axes), by_name, axes, grads, stop, leaves)
 
     def clear(self) -> None:
         """Let go of what was kept."""
@@ -110,6 +114,8 @@ class Recorder:
         if name in self._edits:
             value = self._edited(name, value)
         if name in self._names:
+            if self._leaves and not value.requires_grad and value.is_floating_point():
+                value = value.detach().requires_grad_()
             self.kept[name].append(self._whole(value))
             self.positions[name].append(self._at[self._of_source(name)])
             self._left.discard(name)

@@ -20,7 +20,9 @@ from cutaway.generation.sampling import Sampling
 from cutaway.generation.voice import Prompt, Voice
 from cutaway.inspection.change import Changed, Edit
 from cutaway.inspection.joined import joined
+from cutaway.inspection.listed import listed, names_listed
 from cutaway.inspection.record import Enough, Recorder
+from cutaway.inspection.slopes import check_slopes
 from cutaway.inspection.trace import Trace
 from cutaway.inspection.traced_file import Facts, Pieces
 from cutaway.models import Transformer
@@ -70,8 +72,8 @@ def trace(
         start: the name of a layer's ``resid_in`` and the stream to begin there with, [batch, query, d_model]: what
             comes before is not run.
         stop: end when all that ``names`` match was seen: what comes after is not run.
-        grad: keep the graph, for ``torch.autograd.grad`` of one thing that is kept by another. Past the end of a row
-            there is then what was computed there, and no NaN.
+        grad: keep the graph, for ``torch.autograd.grad`` of one thing that is kept by another, whether weights learn,
+            are frozen or stored in blocks. Past the end of a row there is then what was computed there, and no NaN.
         tokenizer: tells a text for each token.
 
     Raises:
@@ -80,13 +82,16 @@ def trace(
         RequestError: something makes no sense, by name; an edit that gives back another shape or kind of numbers, or
             that takes hold of nothing.
     """
-    rows = [check_ids(row, model.spec.vocab_size, "prompt") for row in ids]
+    rows = [check_ids(row, model.spec.vocab_size, "prompt") for row in listed("prompt", ids, "lists of token ids")]
     if not rows:
         raise RequestError("there are no texts", field="prompt", expected="at least one")
     longest = max(map(len, rows))
     check_length(model, longest + whole("max_tokens", max_tokens, 0), "prompt")
     read = None if sources is None else _sources(model, sources, len(rows))
-    asked = Recorder.of(model.spec, *_names(names), edits=_edits(edits), stop=flag("stop", stop))
+    if flag("grad", grad):
+        check_slopes(model, "grad")
+    kept = names_listed("names", names)
+    asked = Recorder.of(model.spec, *kept, edits=_edits(edits), stop=flag("stop", stop), leaves=grad)
     if stop and not asked.kept:
         raise RequestError("stops after what is wanted, and nothing is", field="names", expected="a name")
     if max_tokens:
@@ -98,7 +103,7 @@ def trace(
         rows = [[*row.prompt, *row.tokens] for row in run.rows]
     else:
         begin = {} if start is None else _start(model, start, rows, read)
-        with torch.set_grad_enabled(flag("grad", grad)), suppress(Enough):
+        with torch.set_grad_enabled(grad), suppress(Enough):
             _pass(model, rows, read, asked, begin)
     asked.check()
     facts = Facts(
@@ -236,17 +241,6 @@ def _pieces(tokenizer: Tokenizer | None, rows: list[list[int]] | None, written: 
         return None
     words = tokenizer.target if written else tokenizer
     return [[piece.text for piece in words.pieces(row)] for row in rows]
-
-
-def _names(names: object) -> list[str]:
-    """Names, if they are such."""
-    if not isinstance(names, (list, tuple)):
-        raise RequestError("not a list of names", field="names", expected="names or patterns", got=names)
-    for place, name in enumerate(names):
-        if not isinstance(name, str):
-            hint = "Give the names one after another." if isinstance(name, (list, tuple)) else None
-            raise RequestError("not a name", field=f"names/{place}", expected="a text", got=name, hint=hint)
-    return list(names)
 
 
 def _edits(edits: Any) -> Mapping[str, Edit]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from cutaway.errors import RequestError
 from cutaway.generation.checks import check_ids
 from cutaway.inspection.change import Edit
+from cutaway.inspection.listed import listed
 from cutaway.inspection.metrics import Metric, measured
 from cutaway.inspection.readout import scored
 from cutaway.inspection.running import trace
@@ -180,7 +181,7 @@ def check_texts(model: Transformer, name: str, rows: Texts, *, of_source: bool =
         RequestError: none, or of different lengths, or a token that is none.
     """
     own = model.spec.source_vocab_size if of_source else None
-    found = [check_ids(row, own or model.spec.vocab_size, name) for row in rows]
+    found = [check_ids(row, own or model.spec.vocab_size, name) for row in listed(name, rows, "lists of token ids")]
     if not found:
         raise RequestError("there are no texts", field=name, expected="at least one")
     if len({len(row) for row in found}) != 1:

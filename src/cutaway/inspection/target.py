@@ -19,7 +19,9 @@ Kind: TypeAlias = Literal["logit", "difference", "logprob", "label"]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One number of an answer.
+    """One number of one text's answer, as data: what is explained, so that it can be taken apart and derived.
+
+    Sweeps over pairs of texts take one as their :data:`Metric`, which may be a function too, or differ between pairs.
 
     Attributes:
         kind: the ``"logit"`` of a token, the ``"difference"`` of two tokens' logits, a token's log-probability

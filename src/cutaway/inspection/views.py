@@ -119,6 +119,7 @@ def head_looks_for(
         branch: such as ``decoder.layers.3.attn``. head: which.
         tokens: whose queries.
         distance: how many tokens before the query the key stands: what rotary positions turn by and biases are for.
+            No further than the model's longest text, and the head's window, reach.
         k: how many of the best and of the lowest. spell: a token's id → how it is written.
 
     Raises:
@@ -127,8 +128,12 @@ def head_looks_for(
     at, body, stack = head_of(model, branch, head)
     table = tokens_of(model, branch)
     ids = check_ids(tokens, table.shape[0], "tokens")
-    if isinstance(distance, bool) or not isinstance(distance, int) or (distance < 0 and body.spec.mask.causal):
-        wanted = "an int ≥ 0" if body.spec.mask.causal else "an int"
+    mask = body.spec.mask
+    # As far as a text of this model's length and this head's own window or chunk allow.
+    reach = min(n for n in (model.spec.max_positions, mask.window, mask.chunk) if n is not None) - 1
+    least = 0 if mask.causal else -reach
+    if isinstance(distance, bool) or not isinstance(distance, int) or not least <= distance <= reach:
+        wanted = f"an int in {least}…{reach}"
         raise RequestError("a query cannot look there", field="distance", expected=wanted, got=distance)
     here, there = max(distance, 0), max(-distance, 0)
     q = _turned(body, body.queries(at.read(embedded(model, branch, ids)[None])), here, query=True)

@@ -73,6 +73,11 @@ class Stored(Tensor):
         self.matrix.held = self.raw  # which is to be there as long as what points to it
         return self
 
+    @property
+    def rounds(self) -> bool:
+        """Whether what it is multiplied by is rounded too: see :func:`together`."""
+        return self.format == TOGETHER
+
     def dense(self) -> Tensor:
         """The numbers, as fp32."""
         return self.native.expand(self.matrix)
