@@ -16,6 +16,7 @@ SRC = Path(cutaway.__file__).parent
 LEFT: dict[str, set[str]] = {
     "errors": set(),
     "look": set(),
+    "collecting": set(),
     "shapes": set(),
     "spec": {"errors"},
     "cache": {"errors", "shapes", "spec"},
@@ -25,7 +26,7 @@ LEFT: dict[str, set[str]] = {
     "formats": {"errors", "spec"},
     "families": {"errors", "spec", "formats"},
 }
-LEFT["checkpoints"] = {*LEFT} - {"look"}
+LEFT["checkpoints"] = {*LEFT} - {"look", "collecting"}
 LEFT["tokenizers"] = {*LEFT["checkpoints"], "checkpoints"}
 LEFT["generation"] = {*LEFT["tokenizers"], "tokenizers"}
 LEFT["inspection"] = {*LEFT["generation"], "generation", "look"}
@@ -33,7 +34,7 @@ LEFT["tasks"] = {*LEFT["generation"], "generation"}
 LEFT["inside"] = {*LEFT["inspection"], "inspection"}
 LEFT["edits"] = {*LEFT["inside"]}
 LEFT["model"] = {*LEFT["inside"], "inside", "tasks"}
-LEFT["store"] = {*LEFT["model"], "model"}
+LEFT["store"] = {*LEFT["model"], "model", "collecting"}
 LEFT["measure"] = {*LEFT["inspection"], "model"}
 LEFT["cli"] = {*LEFT["store"], "store", "measure", "edits"}
 

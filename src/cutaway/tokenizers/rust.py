@@ -50,3 +50,9 @@ def component(kind: str, tree: Component) -> Any:
     model = {"type": "BPE", "vocab": {}, "merges": []}
     shell: dict[str, Any] = {"version": "1.0", "added_tokens": [], "model": model, kind: tree}
     return getattr(tokenizers.Tokenizer.from_str(json.dumps(shell)), kind)
+
+
+def vocabulary_size(backend: tokenizers.Tokenizer, below: float) -> int:
+    """One beyond the greatest id that is below a bound. All tokens are asked for, which takes a while."""
+    known = (index for index in backend.get_vocab(with_added_tokens=True).values() if index < below)
+    return max(known, default=-1) + 1

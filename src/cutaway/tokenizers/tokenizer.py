@@ -15,7 +15,7 @@ from cutaway.tokenizers.chat import ChatTemplate, encode_chat
 from cutaway.tokenizers.cutter import Cutter, Source
 from cutaway.tokenizers.disguise import ControlStrings
 from cutaway.tokenizers.fronts import Lead
-from cutaway.tokenizers.rust import components
+from cutaway.tokenizers.rust import components, vocabulary_size
 from cutaway.tokenizers.spelling import Spelling
 from cutaway.tokenizers.stream import ByteStream, DecodeStream, Start, WordStream
 from cutaway.tokenizers.tidy import Tidy
@@ -49,8 +49,7 @@ class Tokenizer:
         template_error: why there is no chat template although the file has one.
         names: what a chat template may ask for, such as ``bos_token``.
         rows: embedding rows of the model; ids up to there may be decoded (to nothing).
-        size: of the vocabulary, one beyond the greatest id, where that is known; asking ``backend`` for it takes a
-            while.
+        size: one beyond the greatest id, where that is known.
         source: what cuts a text, if not ``backend`` alone.
         target: the tokenizer for what a translation model writes, if it is another.
         files: what to save, where no tokenizer.json can say it.
@@ -100,10 +99,7 @@ class Tokenizer:
         self.around: Final = around
         self.target: Final = self if target is None else target
         self.files: Final[Mapping[str, bytes]] = MappingProxyType(dict(files))
-        if size is None:
-            known = (index for index in backend.get_vocab(with_added_tokens=True).values() if index < reach)
-            size = max(known, default=-1) + 1
-        self.vocab_size: Final = size
+        self.vocab_size: Final = vocabulary_size(backend, reach) if size is None else size
         self._rows = max(self.vocab_size, rows or 0)
         self._spelling = Spelling.of(components(backend)["decoder"])
         self._trims = trims
