@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import tokenizers
 from cutaway.errors import CutawayError, TokenizerError
 
-__all__ = ["Component", "component", "components", "rust_errors"]
+__all__ = ["Component", "component", "components", "rust_errors", "vocabulary_size"]
 
 Component: TypeAlias = "dict[str, Any] | None"  # one JSON object of tokenizer.json, such as its normalizer
 
