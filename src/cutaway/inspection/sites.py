@@ -166,7 +166,6 @@ def put(here: list[tuple[int, Site]], axes: Sequence[str], given: Tensor, pairs:
     """An edit that puts each site's part into its rows."""
 
     def edit(value: Tensor) -> Tensor:
-        value = value.clone()
         for first, site in here:
             into, of = (site.index(axes, rows) for rows in (slice(first, first + pairs), slice(None)))
             value[into] = given[of]
