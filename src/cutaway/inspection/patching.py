@@ -18,7 +18,7 @@ from cutaway.inspection.figure import Bars, Figure, Grid
 from cutaway.inspection.metrics import Metric, words_of
 from cutaway.inspection.pairs import Align, places_beside
 from cutaway.inspection.readout import Spell, labels, numbers
-from cutaway.inspection.shown import Shown
+from cutaway.inspection.shown import Shown, for_json
 from cutaway.inspection.sites import (
     HEADS,
     Asked,
@@ -93,6 +93,7 @@ class Sweep(Shown):
         notes = (*self.notes, said, least if self.direction == "denoise" else most)
         return Figure("Activation patching", (grid, ends), notes)
 
+    @for_json
     def as_dict(self) -> dict[str, Any]:
         """Plain lists and numbers."""
         head = {"rows": [*self.rows], "columns": [*self.columns], "across": self.across, "metric": self.metric}

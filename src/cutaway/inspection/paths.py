@@ -28,7 +28,7 @@ from cutaway.inspection.listed import listed
 from cutaway.inspection.metrics import Metric, words_of
 from cutaway.inspection.patching import Direction
 from cutaway.inspection.readout import Spell, numbers
-from cutaway.inspection.shown import Shown
+from cutaway.inspection.shown import Shown, for_json
 from cutaway.inspection.sites import (
     HEADS,
     Asked,
@@ -100,6 +100,7 @@ class Paths(Shown):
         title = f"Direct paths to {', '.join(self.receivers)}"
         return Figure(title, parts, (f"{note}feed-forward networks between give what they gave before.",))
 
+    @for_json
     def as_dict(self) -> dict[str, Any]:
         """Plain lists and numbers."""
         head = {"layers": [*self.layers], "receivers": [*self.receivers], "metric": self.metric}

@@ -12,7 +12,7 @@ from cutaway.errors import NameNotFound, RequestError
 from cutaway.formats.files import StrPath
 from cutaway.inspection import traced_file
 from cutaway.inspection.figure import Figure, Part, Rows, Words
-from cutaway.inspection.shown import Shown
+from cutaway.inspection.shown import Shown, for_json
 from cutaway.inspection.traced_file import Facts
 from cutaway.spec import ModelSpec
 from cutaway.spec.names import match
@@ -153,6 +153,7 @@ class Trace(Mapping[str, Tensor], Shown):
             notes.insert(0, f"The first {ROWS} of {len(self.tokens)} texts are shown.")
         return Figure(f"Trace of {_size(self.lengths)}", parts, notes)
 
+    @for_json
     def as_dict(self) -> dict[str, Any]:
         """What is kept and of what, without the numbers: those are in the file."""
         kept = [{"name": k, "axes": [*self.axes[k]], "shape": [*t.shape], "rms": _rms(t)} for k, t in self.items()]
