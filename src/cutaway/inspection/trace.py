@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from cutaway.spec import ModelSpec
 from cutaway.spec.names import match
 
 ROWS, NAMES = 8, 40  # texts that a figure shows, names that a repr has
+PIECE = 1 << 20  # numbers that are looked at at a time
 
 
 class Trace(Mapping[str, Tensor], Shown):
@@ -178,9 +180,12 @@ def _sizes(axes: Sequence[str], tensor: Tensor) -> str:
 
 
 def _rms(tensor: Tensor) -> float:
-    """Of what is there and finite."""
-    numbers = tensor.detach().double()
-    return float(numbers[numbers.isfinite()].square().mean().sqrt()) if bool(numbers.isfinite().any()) else 0.0
+    """Of what is there and finite; a piece at a time, since weights of a long text are as much as memory holds."""
+    total, count = 0.0, 0
+    for piece in tensor.detach().flatten().split(PIECE):
+        there = piece[piece.isfinite()].double()
+        total, count = total + float(there.square().sum()), count + len(there)
+    return math.sqrt(total / count) if count else 0.0
 
 
 def _size(lengths: Sequence[int]) -> str:
