@@ -144,6 +144,7 @@ class Model:
 
         A model whose rotary positions change with the length (LongRoPE, dynamic NTK) reads the whole prompt as long
         or short as it is. Where the answer outgrows the original length, what was read before stays as it was read.
+        ``torch.autocast`` of the caller's is off in here.
 
         Args:
             prompt: a text, messages (``[{"role": …, "content": …}, …]``), ids, or a list of any of these. Strings

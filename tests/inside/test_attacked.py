@@ -97,7 +97,7 @@ ALONE: dict[str, Callable[[Any, Any], object]] = {
 @pytest.mark.parametrize("field", ALONE)
 def test_one_alone_where_a_list_is_wanted(model: Model, field: str) -> None:
     """A text is no list of letters, a whole name no list of names: in one sentence, by the argument's name."""
-    for one in ("decoder.layers.0.attn", "abcd", *([] if field == "vocab" else [7])):
+    for one in ("decoder.layers.0.attn", "abcd", *([] if field in ("vocab", "at") else [7, False])):
         with pytest.raises(RequestError, match="not a list") as caught:
             ALONE[field](model.inside, one)
         assert caught.value.field == field

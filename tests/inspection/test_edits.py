@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -182,3 +183,90 @@ def test_gradients_reach_an_edit() -> None:
     model(tiny.ids(1, 6), tap=tap)[0, -1, 3].backward()
     assert push.grad is not None
     assert float(push.grad.abs().max()) > 0
+
+
+def zeroed(value: Tensor) -> Tensor:
+    """In place, as one writes it who means no harm."""
+    value[:, 1] = 0
+    return value
+
+
+@pytest.mark.parametrize("more", [0, 3])
+@pytest.mark.parametrize("name", ["embed.out", "0.resid_in", "1.attn.out", "1.mlp.resid", "1.attn.z"])
+def test_an_edit_may_write_on_what_it_is_given(name: str, more: int) -> None:
+    """What was kept under earlier names, perhaps the same tensor, stays as it was computed."""
+    model = tiny.transformer("llama")  # whose branches add what their body gives, and embeddings are not scaled
+    name = name if name.startswith("embed") else f"decoder.layers.{name}"
+    rows = [[5, 9, 17, 7], [11, 12]]
+
+    def apart(value: Tensor) -> Tensor:
+        return value if value.shape[1] < 2 else zeroed(value.clone())
+
+    def within(value: Tensor) -> Tensor:
+        return value if value.shape[1] < 2 else zeroed(value)
+
+    wanted = trace(model, rows, ("*",), {name: apart}, more)
+    found = trace(model, rows, ("*",), {name: within}, more)
+    for every in wanted:
+        torch.testing.assert_close(found[every], wanted[every], rtol=0, atol=0, equal_nan=True)
+    before = trace(model, rows, ("*",), max_tokens=more)
+    for earlier in list(before)[: list(before).index(name)]:
+        if more == 0:
+            torch.testing.assert_close(found[earlier], before[earlier], rtol=0, atol=0, equal_nan=True)
+
+
+def test_what_an_edit_gave_back_is_not_written_on() -> None:
+    """A tensor of somebody's own, given back by one edit, before another that writes in place."""
+    model = tiny.transformer("llama")
+    mine = torch.ones(1, 4, model.spec.d_model)
+    trace(model, [[5, 9, 17, 7]], ("logits",), {"embed.out": lambda _: mine, "embed.o*": zeroed})
+    assert bool((mine == 1).all())
+
+
+def test_nobody_who_only_watches_pays_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, copies = tiny.transformer("llama"), list[Tensor]()
+    real = Tensor.clone
+    monkeypatch.setattr(Tensor, "clone", lambda self, **k: copies.append(self) or real(self, **k))
+    with torch.no_grad():
+        model(torch.tensor([[5, 9, 17, 7]]), tap=Recorder.of(model.spec, "*.resid", "*.z"))
+        assert not copies
+        model(torch.tensor([[5, 9, 17, 7]]), tap=Recorder.of(model.spec, edits={"embed.out": lambda x: x}))
+    assert len(copies) == 1
+
+
+def ends(value: Tensor) -> Tensor:
+    return next(iter(list[Tensor]()))
+
+
+class Placed:
+    """A change of somebody's own, which forgets where it is."""
+
+    def change(self, value: Tensor) -> Tensor:
+        return value
+
+
+@pytest.mark.parametrize("more", [0, 2])
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (ends, "StopIteration"),
+        (lambda x: x.to_sparse(), "layout"),
+        (lambda: None, "other arguments"),
+        (lambda x, y: x, "other arguments"),
+        (lambda x, *, by: x * by, "other arguments"),
+        (Placed(), "other arguments"),
+    ],
+)
+def test_an_edit_that_is_none_is_named(edit: Any, says: str, more: int) -> None:
+    model = tiny.transformer("llama")
+    with pytest.raises(RequestError, match=says) as caught:
+        trace(model, [[5, 9, 17, 7]], ("logits",), {"decoder.layers.0.mlp.out": edit}, more)
+    assert "decoder.layers.0.mlp.out" in str(caught.value.field)
+
+
+def test_an_edits_own_error_says_which_edit() -> None:
+    model = tiny.transformer("llama")
+    with pytest.raises(ZeroDivisionError) as caught:
+        trace(model, [[5, 9, 17, 7]], ("logits",), {"*.mlp.out": lambda x: x * (1 // 0)}, 2)
+    assert caught.value.__notes__ == ["In the edit of decoder.layers.0.mlp.out."]
+    trace(model, [[5, 9]], ("logits",), {"embed.out": torch.relu})  # which does not say what it takes

@@ -337,6 +337,7 @@ def test_a_trace_without_what_is_picked(model: Transformer, clean: Trace) -> Non
         (lambda: freeze(torch.zeros(3)), "freeze"),
         (lambda: replace(0.0, positions=[1, 2], at=[3]), "at"),
         (lambda: replace(0.0, at=[3]), "at"),
+        (lambda: replace(0.0, positions=[0, 0], at=[1, 2]), "positions"),  # which of the two?
     ],
 )
 def test_what_makes_no_sense(make: Callable[[], Change], field: str) -> None:

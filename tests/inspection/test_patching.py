@@ -14,12 +14,14 @@ from cutaway.inspection import (
     Sweep,
     Target,
     ablation_sweep,
+    edits,
     log_probability,
     logit_difference,
     logprob,
     loss_without,
     patch_sweep,
     path_sweep,
+    trace,
 )
 from tests.inspection.against import Pair, hooked, pair, places
 from tests.reference import tiny, tiny_encoders, tiny_seq2seq
@@ -206,8 +208,6 @@ def test_rows_in_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_kv_head() -> None:
     """Case I06: patching key/value head 1 changes what query heads 2 and 3 read, and nothing else."""
-    from cutaway.inspection import trace
-
     model = tiny.transformer("llama")
     found = patch_sweep(model, [CLEAN], [CORRUPT], METRIC, "head", at="attn.v")
     assert found.values.shape == (3, 2)
@@ -253,6 +253,54 @@ def test_where_the_source_is_another() -> None:
         model, [CLEAN], [CLEAN], METRIC, "head", at="cross.z", clean_sources=[CLEAN[:5]], corrupt_sources=[CORRUPT[:5]]
     )
     assert cross.values.shape == (2, 4)
+
+
+def one_by_hand(model: Any, name: str, sources: list[list[int]], **at: Any) -> float:
+    """The metric where part of what one source gave is put into the run of the other, by an edit of that name."""
+    clean = trace(model, [TARGET], (name,), sources=sources[:1])
+    seen = trace(model, [TARGET], ("logits",), {name: edits.replace(clean, **at)}, sources=sources[1:])
+    return float(seen["logits"][0, -1, 21] - seen["logits"][0, -1, 34])
+
+
+TARGET = [2, 9, 17, 30]
+
+
+@pytest.mark.parametrize("family", ["bart", "t5", "marian"])
+@pytest.mark.parametrize("length", [3, 4, 6])
+def test_what_a_decoder_reads_of_a_source(family: str, length: int) -> None:
+    """A source shorter than, as long as, and longer than what the decoder reads: each piece against one edit."""
+    model = tiny_seq2seq.transformer(family)
+    sources = [[7, 12, 40, 5, 9, 2][:length], [7, 31, 33, 5, 8, 2][:length]]
+    heads = model.spec.stacks["decoder"].layers[0].branches[1].body.n_heads
+    given: Any = {"clean_sources": sources[:1], "corrupt_sources": sources[1:]}
+
+    def ask(over: Any, at: str, **more: Any) -> Sweep:
+        return patch_sweep(model, [TARGET], [TARGET], METRIC, over, at=at, **given, **more)
+
+    for at in ("cross.weights", "cross.scores", "cross.k", "cross.v", "cross.z", "attn.weights"):
+        found = ask("head", at)
+        assert found.values.shape == (model.spec.n_layers, heads)
+        for row, name in enumerate(found.rows):
+            for head in range(heads):
+                expected = one_by_hand(model, name, sources, heads=head)
+                assert float(found.values[row, head]) == pytest.approx(expected, abs=1e-5), (name, head)
+        along = length if at in ("cross.k", "cross.v") else len(TARGET)
+        found = ask("position", at)
+        assert found.columns == tuple(map(str, sources[0] if at in ("cross.k", "cross.v") else TARGET))
+        assert found.values.shape == (model.spec.n_layers, along)
+        for place in range(along):
+            expected = one_by_hand(model, found.rows[-1], sources, positions=place)
+            assert float(found.values[-1, place]) == pytest.approx(expected, abs=1e-5), (at, place)
+    pair = ask("head", "cross.weights", positions=[1, -1])
+    expected = one_by_hand(model, pair.rows[0], sources, heads=1, positions=[1, 3])
+    assert float(pair.values[0, 1]) == pytest.approx(expected, abs=1e-5)
+    named = ask("position", "cross.v", pieces=[*"abcd"], source_pieces=[*"uvwxyz"[:length]])
+    assert named.columns == tuple("uvwxyz"[:length])
+    with pytest.raises(RequestError, match="of the source in one of these"):
+        ask("position", "*.k")
+    given["corrupt_sources"] = [[*sources[1], 3]]
+    with pytest.raises(RequestError, match="each token that is read"):
+        ask("head", "cross.weights", align="end")
 
 
 def test_labels_may_answer() -> None:

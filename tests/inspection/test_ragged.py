@@ -14,6 +14,7 @@ from cutaway.cache import build
 from cutaway.inspection import Recorder, Trace, trace
 from cutaway.models import Transformer
 from cutaway.spec.names import tap_names
+from tests.inspection.against import pair
 from tests.inspection.memory import bytes_alive
 from tests.reference import tiny, tiny_encoders, tiny_seq2seq
 
@@ -127,3 +128,20 @@ def test_fifty_captures_are_fifty_tensors(options: dict[str, Any]) -> None:
     assert bytes_alive() - before == 50 * size
     del held
     assert bytes_alive() == before
+
+
+@pytest.mark.parametrize("case", ["gpt2", "gemma2", "bert-mlm"])
+def test_a_ragged_stream_is_the_references(case: str, tmp_path: Path) -> None:
+    """transformers' hidden states and scores of the same rows, padded and masked."""
+    both = pair(case, tmp_path / case)
+    rows = [[5, 9, 17, 7, 30, 11, 40], [5, 9, 33], [8]]
+    ids, mask = (torch.zeros(3, 7, dtype=torch.long) for _ in range(2))
+    for i, row in enumerate(rows):
+        ids[i, : len(row)], mask[i, : len(row)] = torch.tensor(row), 1
+    with torch.no_grad():
+        wanted = both.theirs(input_ids=ids, attention_mask=mask, output_hidden_states=True)
+    found, main = trace(both.ours, rows, ("*.resid_in", "*.norm.out", "logits")), both.ours.spec.main
+    states = [*(f"{main}.layers.{i}.resid_in" for i in range(both.layers)), f"{main}.norm.out"]
+    for i, row in enumerate(rows):
+        for name, state in zip((*states, "logits"), (*wanted.hidden_states, wanted.logits), strict=True):
+            torch.testing.assert_close(found.row(i)[name][0], state[i, : len(row)], **CLOSE)

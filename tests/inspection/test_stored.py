@@ -13,7 +13,7 @@ from torch import Tensor
 import cutaway
 from cutaway import edits
 from cutaway.errors import RequestError
-from cutaway.inspection import attribution_patching, integrated_gradients, occlusion, saliency, trace
+from cutaway.inspection import attribution_patching, decompose, integrated_gradients, occlusion, saliency, trace
 from cutaway.kernels import Stored, missing
 from cutaway.models import Transformer
 from tests.reference import oracle, tiny
@@ -127,3 +127,46 @@ def test_rounded_products_have_no_gradient(case: Case) -> None:
     own = trace(model, [IDS], ("logits",))["logits"][0, -1, 5]
     assert occlusion(model, IDS, 5).value == pytest.approx(float(own), abs=1e-4)
     saliency(cutaway.load(case.folder, dtype="float32").transformer, IDS, 5)
+
+
+def test_a_decomposition_says_why_rounded_products_leave_a_gap(case: Case) -> None:
+    """Its parts are sums of the numbers as they are; with weights in blocks alone there is no gap to speak of."""
+    found = decompose(case.stored, IDS, 5)
+    assert abs(found.gap) < 1e-4
+    assert not found.rounded
+    assert "rounding" not in " ".join(found.figure().notes)
+    found = decompose(cutaway.load(case.folder, quantize="int8").transformer, IDS, 5)
+    assert found.rounded
+    assert abs(found.gap) > 1e-4
+    assert f"The gap of {found.total - found.value:.2g} is rounding" in " ".join(found.figure().notes)
+    assert found.as_dict()["notes"] == [*found.figure().notes]
+
+
+@pytest.mark.parametrize("kind", ["plain", "stored", "frozen"])
+def test_where_no_graph_can_be_kept(case: Case, kind: str) -> None:
+    """In ``inference_mode``, and of weights that were made in it; ``no_grad`` outside is no hindrance."""
+    dtype = "float32" if kind == "plain" else None
+    model = cutaway.load(case.folder, dtype=dtype, quantize=None if kind == "plain" else case.kind).transformer
+    if kind == "frozen":
+        model.requires_grad_(False)
+    asked = (
+        lambda of: trace(of, [IDS], ("embed.tokens", "logits"), grad=True),
+        lambda of: saliency(of, IDS, 5),
+        lambda of: attribution_patching(of, IDS, OTHER, 5, ["*.attn.z"]),
+    )
+    with torch.inference_mode():
+        late = cutaway.load(case.folder, dtype="float32").transformer
+        plain = trace(model, [IDS], ("logits",))["logits"]
+        for ask in asked:
+            with pytest.raises(RequestError, match="inference_mode"):
+                ask(model)
+    for ask in asked:
+        with pytest.raises(RequestError, match="weights were made"):
+            ask(late)
+        with torch.no_grad():
+            ask(model)
+    with torch.no_grad():
+        found = trace(model, [IDS], ("embed.tokens", "logits"), grad=True)
+    torch.testing.assert_close(found["logits"].detach(), plain.clone(), **CLOSE)
+    (slope,) = torch.autograd.grad(found["logits"][0, -1, 5], [found["embed.tokens"]])
+    assert bool((slope != 0).all(-1).any())

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -243,3 +244,16 @@ def test_a_recorder_hands_on_scopes_that_are_wanted() -> None:
     assert deep("d", one) is one
     assert other("e", one).tolist() == [2]
     assert tap.kept == {"a.b.c": [one]}
+
+
+def test_how_large_what_is_kept_is(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what is finite, over all pieces; nothing as large as the quantity is made for it."""
+    monkeypatch.setattr("cutaway.inspection.trace.PIECE", 7)
+    found = trace(model, [[5, 9, 17, 7], [11, 12]], ("*.0.attn.scores", "logits"))  # −inf, and NaN past the end
+    sizes, real = list[int](), Tensor.double
+    monkeypatch.setattr(Tensor, "double", lambda self: sizes.append(self.numel()) or real(self))
+    said = {one["name"]: one["rms"] for one in found.as_dict()["kept"]}
+    assert max(sizes) <= 7
+    for name, rms in said.items():
+        numbers = found[name].numpy().astype("float64")
+        assert rms == pytest.approx((numbers[np.isfinite(numbers)] ** 2).mean() ** 0.5), name

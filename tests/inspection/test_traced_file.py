@@ -17,7 +17,8 @@ import cutaway
 from cutaway.errors import CutawayError, FormatError, NameNotFound, RequestError, StorageError
 from cutaway.formats.safetensors import save_safetensors
 from cutaway.inspection import Trace, trace
-from tests.reference import tiny, tiny_seq2seq
+from cutaway.spec.names import axis_sizes
+from tests.reference import tiny, tiny_encoders, tiny_seq2seq
 from tests.tokenizers.small import chatml
 
 
@@ -157,6 +158,10 @@ def other(change: Callable[[dict[str, str]], Any]) -> Callable[[Path], None]:
         (lambda m: m.update(pieces='[["a"], ["b"]]'), "pieces"),
         (lambda m: m.update(pieces="3"), "pieces"),
         (lambda m: m.update(sources="[[1]]"), "sources"),
+        (lambda m: m.update(sources="[[1], [2]]"), "sources"),  # of a model that has none
+        (lambda m: m.update(tokens=m["tokens"].replace("[[5,", "[[-1,")), "tokens"),
+        (lambda m: m.update(tokens=m["tokens"].replace("[[5,", "[[64,")), "tokens"),  # past the vocabulary
+        (lambda m: m.update(spec=m["spec"].replace('"d_model": 32', '"d_model": 64')), None),
         (lambda m: m.update(source_pieces='[["a"]]'), "source_pieces"),
         (lambda m: m.update(spec="{}"), None),
         (lambda m: m.update(spec=m["spec"].replace('"n_heads": 4', '"n_heads": 4.5')), None),
@@ -171,6 +176,38 @@ def test_words_that_do_not_fit(tmp_path: Path, change: Callable[[dict[str, str]]
         Trace.open(path)
     assert caught.value.path == str(path)
     assert field is None or caught.value.field == field
+
+
+def test_sources_that_do_not_fit(tmp_path: Path) -> None:
+    found = trace(tiny_seq2seq.transformer("t5"), [[5, 6], [7]], ("*.z",), sources=[[4, 5, 6], [8]])
+    path = tmp_path / "a.cut"
+    for sources in ("null", "[[4, 5, 64], [8]]", "[[4, -1, 6], [8]]"):
+        found.save(path)
+        other(lambda m, sources=sources: m.update(sources=sources))(path)  # type: ignore[misc]
+        with pytest.raises(FormatError) as caught:
+            Trace.open(path)
+        assert caught.value.field == "sources"
+
+
+@pytest.mark.parametrize("case", ["mixtral-window", "gemma2", "gpt2", "bert-labels", "bart"])
+def test_sizes_are_the_models(tmp_path: Path, case: str) -> None:
+    """Whatever there is of any kind of model fits what its description says; what is narrower does not."""
+    source, model = None, None
+    if case == "bart":
+        source, model = [[4, 5, 6]], tiny_seq2seq.transformer(case)
+    else:
+        model = tiny.transformer(tiny_encoders.config(case) if case in tiny_encoders.CASES else case)
+    found = trace(model, [[5, 6, 7]], ("*",), sources=source)
+    path = tmp_path / "a.cut"
+    found.save(path)
+    same(Trace.open(path), found)
+    for name in found:
+        fixed = [i for i, word in enumerate(found.axes[name]) if word in axis_sizes(model.spec, name)]
+        assert fixed, name
+        if found[name].shape[fixed[-1]] > 1:
+            Trace({name: found[name].narrow(fixed[-1], 1, 1)}, found._facts).save(path)
+            with pytest.raises(FormatError, match="not of these texts"):
+                Trace.open(path)
 
 
 def test_other_files(tmp_path: Path) -> None:

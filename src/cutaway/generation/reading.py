@@ -9,6 +9,7 @@ import torch
 
 from cutaway.cache import Source
 from cutaway.errors import ContextExceeded
+from cutaway.generation.unmixed import unmixed
 from cutaway.models import Transformer
 from cutaway.models.batch import pad
 from cutaway.modules.steady import ROWS
@@ -32,7 +33,8 @@ def read_sources(
     """
     check_length(model, max(map(len, rows)), "prompt", of_source=True)
     ids, positions = pad(rows, multiple=ROWS if steady else 1)
-    return model.read(ids, positions, tap=tap, how="steady" if steady else None)
+    with unmixed(model.device):
+        return model.read(ids, positions, tap=tap, how="steady" if steady else None)
 
 
 def check_length(model: Transformer, longest: int, field: str | None = None, *, of_source: bool = False) -> None:

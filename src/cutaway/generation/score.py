@@ -15,6 +15,7 @@ from cutaway.generation.inputs import plain
 from cutaway.generation.logprobs import TokenLogprob, read_logprobs
 from cutaway.generation.reading import check_length, read_sources
 from cutaway.generation.steady import promise
+from cutaway.generation.unmixed import unmixed
 from cutaway.generation.voice import Voice
 from cutaway.models import Transformer
 from cutaway.models.batch import pad
@@ -119,5 +120,6 @@ def score_ids(
     if kv_dtype is not None:
         cache = model.new_cache(1, len(ids), sliding=False, source=source, kv_dtype=kv_dtype)
     own = source if cache is None else None  # a cache has it
-    hidden = model.hidden(table, positions, cache=cache, source=own, how="steady" if steady else None)
-    return [None, *read_logprobs(model, hidden[0, : len(ids) - 1], ids[1:], top, steady=steady)]
+    with unmixed(model.device):
+        hidden = model.hidden(table, positions, cache=cache, source=own, how="steady" if steady else None)
+        return [None, *read_logprobs(model, hidden[0, : len(ids) - 1], ids[1:], top, steady=steady)]

@@ -20,6 +20,7 @@ from cutaway.generation.inputs import each_row, places_of, shared
 from cutaway.generation.passes import Passes, Seen
 from cutaway.generation.reading import check_length
 from cutaway.generation.steady import unembedded
+from cutaway.generation.unmixed import unmixed
 from cutaway.models import Transformer
 from cutaway.modules.tap import Tap
 
@@ -88,7 +89,8 @@ class Session:
     def feed(self, rows: Sequence[Sequence[int]], tap: Tap | None = None, seen: Seen | None = None) -> Tensor:
         """Read more tokens, not the same number in each row, and predict what follows each row.
 
-        An exception on the way, of the tap or from the keyboard, leaves the session as it was before.
+        An exception on the way, of the tap or from the keyboard, leaves the session as it was before. The caller's
+        ``torch.autocast`` is off in here: keys and values have the model's type.
 
         Args:
             rows: new tokens of each row; a row with none keeps still, and its result means nothing.
@@ -130,19 +132,8 @@ class Session:
         check_length(self.model, max((n + len(new) for n, new in zip(before, rows, strict=True)), default=0))
         self.adopted = [0] * len(before)
         try:
-            watched = tap is not None or seen is not None or each  # by somebody who is to see every token
-            rest = self._adopt(rows) if self._paged and not watched else rows
-            behind = [held[n:] for held, n in zip(self.tokens, self._cache.lengths, strict=True)]
-            passes = Passes(self.model, self._cache, self.steady, self._paged, self.between)
-            if any(behind):
-                passes.read(behind)
-            logits = None if tap is not None or seen is not None else self._step(rest)
-            if logits is None:
-                # Steady sums are of so many rows at once; then a tap sees the head's last rows only.
-                whole = tap is not None and not self.steady and (tap.wants("logits") or tap.at("head") is not None)
-                scored = partial(self.model.unembed, tap=tap) if whole else None
-                found = passes.read_each(rest) if each else passes.read(rest, tap, seen, scored)
-                logits = found if whole or not asked else self._unembed(found, tap)
+            with unmixed(self.model.device):
+                logits = self._read(rows, tap, seen, each, asked)
             for held, new in zip(self.tokens, rows, strict=True):
                 held.extend(new)
         except BaseException:
@@ -150,6 +141,25 @@ class Session:
                 del held[n:]
             self._cache.rewind(before)
             raise
+        return logits
+
+    def _read(
+        self, rows: Sequence[Sequence[int]], tap: Tap | None, seen: Seen | None, each: bool, asked: bool
+    ) -> Tensor:
+        """The passes of :meth:`_extend`."""
+        watched = tap is not None or seen is not None or each  # by somebody who is to see every token
+        rest = self._adopt(rows) if self._paged and not watched else rows
+        behind = [held[n:] for held, n in zip(self.tokens, self._cache.lengths, strict=True)]
+        passes = Passes(self.model, self._cache, self.steady, self._paged, self.between)
+        if any(behind):
+            passes.read(behind)
+        logits = None if tap is not None or seen is not None else self._step(rest)
+        if logits is None:
+            # Steady sums are of so many rows at once; then a tap sees the head's last rows only.
+            whole = tap is not None and not self.steady and (tap.wants("logits") or tap.at("head") is not None)
+            scored = partial(self.model.unembed, tap=tap) if whole else None
+            found = passes.read_each(rest) if each else passes.read(rest, tap, seen, scored)
+            logits = found if whole or not asked else self._unembed(found, tap)
         return logits
 
     def select(self, rows: Sequence[int]) -> None:

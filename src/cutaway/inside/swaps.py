@@ -70,9 +70,9 @@ class Swaps(Ground):
         """
         aligned = more.get("align") is not None
         sides, asked = self._pairs(clean, corrupt, answer, against, metric, target, more, aligned)
-        encoder = more.get("stack") == "encoder" and sides[0][0].source is not None
-        more |= {"pieces": sides[0][0].source_pieces if encoder else sides[0][0].pieces, "spell": self._says.spell}
-        if sides[0][0].source is not None:
+        first = sides[0][0]
+        more |= {"pieces": first.pieces, "source_pieces": first.source_pieces, "spell": self._says.spell}
+        if first.source is not None:
             more |= {f"{name}_sources": [one.source for one in side] for name, side in zip(SIDES, sides, strict=True)}
         one, two = ([heard.ids for heard in side] for side in sides)
         found = inspection.patch_sweep(self._model, one, two, asked, over, **more)

@@ -16,7 +16,7 @@ from cutaway.inspection.figure import Bars, Figure, Grid, Part
 from cutaway.inspection.listed import listed
 from cutaway.inspection.readout import blocks, numbers, scored
 from cutaway.inspection.running import trace
-from cutaway.inspection.shown import Shown
+from cutaway.inspection.shown import Shown, for_json
 from cutaway.inspection.sites import Texts, check_texts, first_layer, stream_of
 from cutaway.inspection.steps import Progress, counted
 from cutaway.models import Transformer
@@ -65,6 +65,7 @@ class Ablation(Shown):
         said = "Losses are the model's own. What other heads make up for does not show; zero is no usual value, and "
         return Figure(f"Without each head ({self.how})", parts, (f"{said}can cost more than what a head does.",))
 
+    @for_json
     def as_dict(self) -> dict[str, Any]:
         """Plain lists and numbers."""
         rise = {"losses": numbers(self.losses), "rise": numbers(self.rise)}
@@ -210,7 +211,6 @@ def _taken(here: Sequence[tuple[int, int]], n: int, mean: Tensor | None) -> Edit
     """An edit that takes heads away, each in its own rows."""
 
     def edit(z: Tensor) -> Tensor:
-        z = z.clone()
         for first, head in here:
             z[first : first + n, :, head] = 0.0 if mean is None else mean[head]
         return z

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from cutaway.inspection.figure import Figure, Words
-from cutaway.inspection.shown import Shown
+from cutaway.inspection.shown import Shown, for_json
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -41,6 +41,7 @@ class Attribution(Shown):
     gap: float | None = None
     notes: tuple[str, ...] = ()
 
+    @for_json
     def as_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, without the channels."""
         found: dict[str, Any] = {

@@ -14,7 +14,7 @@ from cutaway.inspection.figure import Figure, Grid, Part
 from cutaway.inspection.listed import names_listed
 from cutaway.inspection.probe import Measure, Question, derived
 from cutaway.inspection.reading import named, text_of
-from cutaway.inspection.shown import Shown
+from cutaway.inspection.shown import Shown, for_json
 from cutaway.inspection.slopes import check_slopes
 from cutaway.inspection.target import Of
 from cutaway.models import Transformer
@@ -46,6 +46,7 @@ class PatchEstimates(Shown):
     def __getitem__(self, name: str) -> Tensor:
         return self.estimates[name]
 
+    @for_json
     def as_dict(self) -> dict[str, Any]:
         """Plain lists and numbers."""
         return {

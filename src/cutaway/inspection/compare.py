@@ -15,7 +15,7 @@ from cutaway.inspection.figure import Bars, Figure, Part, Rows, Words
 from cutaway.inspection.listed import names_listed
 from cutaway.inspection.readout import blocks, labels, scored
 from cutaway.inspection.running import trace
-from cutaway.inspection.shown import Shown
+from cutaway.inspection.shown import Shown, for_json
 from cutaway.inspection.steps import Progress, counted
 from cutaway.models import Transformer
 from cutaway.spec import HeadSpec
@@ -109,6 +109,7 @@ class Comparison(Shown):
         said = "Nothing differs by more than the tolerance" if first is None else f"First to differ: {first.name}"
         return Figure(said, parts, self.notes)
 
+    @for_json
     def as_dict(self) -> dict[str, Any]:
         """Plain lists and numbers."""
         each = [_plain(d) for d in self.differences]

@@ -14,6 +14,7 @@ from cutaway.inspection.linear import pre_cap, rows_of_head, signed, through
 from cutaway.inspection.listed import names_listed
 from cutaway.inspection.reading import Text, named, streamed, text_of, watching
 from cutaway.inspection.route import Route, route_to
+from cutaway.inspection.slopes import rounds
 from cutaway.inspection.target import Of, Target, in_words, place_in, pooled_place, target_of
 from cutaway.models import Transformer
 from cutaway.models.head import Classifier, Head
@@ -124,6 +125,7 @@ def decompose(
         sources=seen.sources,
         pieces=named(pieces, text.ids if main or text.source is None else text.source, "pieces"),
         source_pieces=named(source_pieces, text.source or (), "source_pieces"),
+        rounded=rounds(model),
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cutaway.generation.checks import whole
 from cutaway.inspection.figure import Bars, Figure, Grid, Part
-from cutaway.inspection.shown import Shown
+from cutaway.inspection.shown import Shown, for_json
 
 PartKind: TypeAlias = Literal["embedding", "head", "feed-forward", "expert", "bias"]
 SHOWN = 20  # bars at most
@@ -48,6 +48,7 @@ class Decomposition(Shown):
         neurons: feed-forward branch → what each neuron adds. [d_ff], of experts [expert, d_ff]
         sources: attention branch → what each head adds from each position that it read. [head, key]
         pieces: a text for each position, and one for each of an encoder–decoder's source.
+        rounded: whether the model's products round what they multiply (int8), which the parts do not.
     """
 
     what: str
@@ -61,6 +62,7 @@ class Decomposition(Shown):
     sources: Mapping[str, Tensor]
     pieces: tuple[str, ...]
     source_pieces: tuple[str, ...] = ()
+    rounded: bool = False
 
     @property
     def total(self) -> float:
@@ -83,6 +85,7 @@ class Decomposition(Shown):
         """The parts that add or take away the most, the largest first."""
         return sorted(self.shares, key=lambda share: -abs(share.value))[: whole("n", n, 0)]
 
+    @for_json
     def as_dict(self) -> dict[str, Any]:
         """Plain lists and numbers."""
         return {
@@ -99,6 +102,7 @@ class Decomposition(Shown):
             "sources": {name: values.tolist() for name, values in self.sources.items()},
             "pieces": list(self.pieces),
             "source_pieces": list(self.source_pieces),
+            "notes": self._notes(),
         }
 
     def figure(self) -> Figure:
@@ -144,6 +148,11 @@ class Decomposition(Shown):
             f"The parts add up to {self.total:.6g}; the model's own number is {self.value:.6g}.",
             "What an earlier part does by way of later ones is counted as the later ones'.",
         ]
+        if self.rounded:
+            notes.append(
+                f"The gap of {self.gap:.2g} is rounding: this model's products are of whole numbers (int8), the parts' "
+                "are not."
+            )
         if self.held:
             some = ", ".join(self.held[:3]) + (f" and {len(self.held) - 3} more" if len(self.held) > 3 else "")
             notes.append(f"Scales of norms are held as they are here, though every part has a hand in them: {some}.")

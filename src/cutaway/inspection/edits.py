@@ -231,6 +231,9 @@ def _moved(part: Where, at: Any) -> dict[int, int]:
     here, there = part.positions, where(positions=at).positions
     if not isinstance(here, tuple) or not isinstance(there, tuple) or len(here) != len(there):
         raise RequestError("not a place for each position", field="at", expected=here, got=at)
+    if len({*here}) != len(here):
+        what = "a position is named twice, with a place for each"
+        raise RequestError(what, field="positions", expected="each once", got=list(here))
     return dict(zip(here, there, strict=True))
 
 

@@ -16,7 +16,7 @@ from cutaway.inspection.figure import Figure, Part, Rows
 from cutaway.inspection.listed import listed
 from cutaway.inspection.readout import Spell, percent
 from cutaway.inspection.running import trace
-from cutaway.inspection.shown import Shown
+from cutaway.inspection.shown import Shown, for_json
 from cutaway.inspection.target import place_in
 from cutaway.models import Transformer
 from cutaway.spec import ClassifierSpec
@@ -61,6 +61,7 @@ class Effect(Shown):
         title = f"Edited: {', '.join(self.edited)}; the answers are {self.divergence:.3g} nats apart (KL)"
         return Figure(title, parts, notes)
 
+    @for_json
     def as_dict(self) -> dict[str, Any]:
         """Plain lists and numbers."""
         each = {"tokens": [*self.tokens], "words": [*self.words], "before": [*self.before], "after": [*self.after]}

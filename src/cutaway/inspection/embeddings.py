@@ -14,7 +14,7 @@ from cutaway.generation.checks import check_ids, whole
 from cutaway.inspection.figure import Bars, Figure, Part, Rows
 from cutaway.inspection.listed import listed
 from cutaway.inspection.readout import Spell, blocks, labels, rows_of, table_of
-from cutaway.inspection.shown import Shown
+from cutaway.inspection.shown import Shown, for_json
 from cutaway.models import Transformer
 
 By: TypeAlias = Literal["cosine", "dot", "euclid"]
@@ -53,6 +53,7 @@ class Neighbours(Shown):
         note = "Rows are the model's own; a neighbour is a token that it starts with alike, or scores alike at the end."
         return Figure(self.what, (bars,), (note,))
 
+    @for_json
     def as_dict(self) -> dict[str, Any]:
         """Plain lists and numbers."""
         words = {} if self.spell is None else {"words": self.words}
@@ -174,6 +175,7 @@ class Plane(Shown):
         shown = f"The plane shows {sum(self.share):.0%} of what these words differ by; points that are close in it may"
         return Figure("A plane of words", parts, (f"{shown} be far apart.",))
 
+    @for_json
     def as_dict(self) -> dict[str, Any]:
         """Plain lists and numbers."""
         words = {"tokens": [*self.tokens], "labels": [*self.labels], "points": self.points.tolist()}

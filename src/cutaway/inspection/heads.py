@@ -15,7 +15,7 @@ from cutaway.inspection.figure import Figure, Grid, Part, Rows, Scale
 from cutaway.inspection.listed import listed
 from cutaway.inspection.readout import numbers
 from cutaway.inspection.running import trace
-from cutaway.inspection.shown import Shown
+from cutaway.inspection.shown import Shown, for_json
 from cutaway.inspection.sites import check_texts
 from cutaway.models import Transformer
 from cutaway.spec import AttentionSpec
@@ -77,6 +77,7 @@ class Heads(Shown):
             parts.append(Grid(title, self.layers, heads, numbers(values), None, scale, "head", "layer"))
         return Figure("Heads", parts, self.notes)
 
+    @for_json
     def as_dict(self) -> dict[str, Any]:
         """Plain lists and numbers."""
         scores = {kind: numbers(values) for kind, values in self.scores.items()}

@@ -27,7 +27,7 @@ from cutaway.inspection.readout import (
     whole_sum,
 )
 from cutaway.inspection.running import trace
-from cutaway.inspection.shown import Shown
+from cutaway.inspection.shown import Shown, for_json
 from cutaway.inspection.steps import Progress, counted
 from cutaway.inspection.target import places_in
 from cutaway.models import Transformer
@@ -124,6 +124,7 @@ class Lens(Shown):
         shown = [rows[i] for i in which]
         return Grid(title, shown, self.pieces, numbers(values[which].double()), texts, scale, "position", "layer")
 
+    @for_json
     def as_dict(self) -> dict[str, Any]:
         """Plain lists and numbers."""
         shared = {"ids": [*self.ids], "positions": [*self.positions], "pieces": [*self.pieces]}

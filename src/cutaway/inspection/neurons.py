@@ -17,7 +17,7 @@ from cutaway.inspection.listed import listed
 from cutaway.inspection.points import branch_of
 from cutaway.inspection.readout import Spell, contributed, held, labels, main_stack, seen, token_head, whole_sum
 from cutaway.inspection.running import trace
-from cutaway.inspection.shown import Shown
+from cutaway.inspection.shown import Shown, for_json
 from cutaway.inspection.target import Of, place_in
 from cutaway.models import Transformer
 from cutaway.models.head import Head
@@ -75,6 +75,7 @@ class Neurons(Shown):
             notes.append(said + "weights): an approximation, for what comes after reads it too.")
         return Figure("Neurons", parts, notes)
 
+    @for_json
     def as_dict(self) -> dict[str, Any]:
         """Plain lists and numbers."""
         each = [

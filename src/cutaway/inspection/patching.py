@@ -18,10 +18,9 @@ from cutaway.inspection.figure import Bars, Figure, Grid
 from cutaway.inspection.metrics import Metric, words_of
 from cutaway.inspection.pairs import Align, places_beside
 from cutaway.inspection.readout import Spell, labels, numbers
-from cutaway.inspection.shown import Shown
+from cutaway.inspection.shown import Shown, for_json
 from cutaway.inspection.sites import (
     HEADS,
-    TOKENS,
     Asked,
     Site,
     Texts,
@@ -33,6 +32,7 @@ from cutaway.inspection.sites import (
 )
 from cutaway.inspection.steps import Progress
 from cutaway.inspection.target import places_in
+from cutaway.inspection.where import TOKENS, counted_along
 from cutaway.models import Transformer
 from cutaway.spec.names import axis_sizes, match, tap_names
 
@@ -93,6 +93,7 @@ class Sweep(Shown):
         notes = (*self.notes, said, least if self.direction == "denoise" else most)
         return Figure("Activation patching", (grid, ends), notes)
 
+    @for_json
     def as_dict(self) -> dict[str, Any]:
         """Plain lists and numbers."""
         head = {"rows": [*self.rows], "columns": [*self.columns], "across": self.across, "metric": self.metric}
@@ -126,6 +127,7 @@ def patch_sweep(
     batch: int = 32,
     progress: Progress | bool | None = None,
     pieces: Sequence[str] | None = None,
+    source_pieces: Sequence[str] | None = None,
     spell: Spell | None = None,
 ) -> Sweep:
     """Patch every layer × position, layer × head, or (attention, feed-forward) × position.
@@ -148,7 +150,8 @@ def patch_sweep(
             what its decoder reads, and may be the same.
         batch: at most so many texts in a pass.
         progress: called with how many runs are done and how many there are; True for a line.
-        pieces: a text for each position of what is patched. spell: a token's id → how it is written.
+        pieces, source_pieces: a text for each token of the first clean text, and of its source.
+        spell: a token's id → how it is written.
 
     Raises:
         NameNotFound: no layer has such a quantity.
@@ -179,7 +182,10 @@ def patch_sweep(
     base, other = (0, 1) if direction == "noise" else (1, 0)
 
     axes = tap_names(model.spec)
-    read, other_read = (_read(model, stack, rows, source) for rows, source in zip(texts, sources, strict=True))
+    of_source = _of_source(names, axes)
+    read, other_read = (
+        (source or rows)[0] if of_source else rows[0] for rows, source in zip(texts, sources, strict=True)
+    )
     # From the end, where texts of two lengths have the same places.
     chosen = places_beside((len(read), len(other_read)), places_in(len(read), positions), positions is not None)
     columns, sites = _sites(model, names, over, chosen)
@@ -204,7 +210,7 @@ def patch_sweep(
     for site, value in zip(sites, values.tolist(), strict=True):
         column = site.head if over == "head" else chosen.index(site.position)  # type: ignore[arg-type]
         grid[names.index(site.name), column] = value
-    shown = labels(read, pieces)
+    shown = labels(read, source_pieces if of_source else pieces)
     across = [str(i) for i in range(columns)] if over == "head" else [shown[i] for i in chosen]
     said = words_of(metric, spell)
     kind = "head" if over == "head" else "position"
@@ -222,9 +228,9 @@ def _apart(
     """
     odd = {"key"} if len(texts[0][0]) != len(texts[1][0]) else set()
     if sources[0] and sources[1] and len(sources[0][0]) != len(sources[1][0]):
-        odd |= {"source_key"}
+        odd |= {"source_key", "source"}
     for name in names:
-        if odd & {*axes[name]}:
+        if odd & ({*axes[name]} - {counted_along(axes[name])}):
             what = "has a number for each token that is read, and these texts have not as many"
             raise RequestError(what, field=name, hint="Choose texts of one length.")
     if lengths[0] == lengths[1]:
@@ -233,11 +239,17 @@ def _apart(
     return [said.format(*lengths) + "is put into."]
 
 
-def _read(model: Transformer, stack: str, rows: Texts, sources: Texts | None) -> list[int]:
-    """The text that a stack reads, of the first pair."""
-    if model.spec.source is not None and stack == "encoder":
-        return list(sources[0]) if sources else []
-    return list(rows[0])
+def _of_source(names: Sequence[str], axes: Mapping[str, Sequence[str]]) -> bool:
+    """Whether positions are those of the source.
+
+    Raises:
+        RequestError: of some quantities they are, and of others not.
+    """
+    along = {counted_along(axes[name]): name for name in names}
+    if len(along) > 1:
+        what = "positions are of the source in one of these and of the target in the other"
+        raise RequestError(what, field="at", got=", ".join(along.values()), hint="Name one, such as cross.k.")
+    return "source" in along
 
 
 def _names(model: Transformer, stack: str, over: Over, at: str | None) -> list[str]:

@@ -28,7 +28,7 @@ from cutaway.inspection.listed import listed
 from cutaway.inspection.metrics import Metric, words_of
 from cutaway.inspection.patching import Direction
 from cutaway.inspection.readout import Spell, numbers
-from cutaway.inspection.shown import Shown
+from cutaway.inspection.shown import Shown, for_json
 from cutaway.inspection.sites import (
     HEADS,
     Asked,
@@ -42,6 +42,7 @@ from cutaway.inspection.sites import (
     stream_of,
 )
 from cutaway.inspection.steps import Progress, counted
+from cutaway.inspection.where import is_place
 from cutaway.models import Transformer
 from cutaway.spec import AttentionSpec
 from cutaway.spec.names import axis_sizes, tap_names
@@ -99,6 +100,7 @@ class Paths(Shown):
         title = f"Direct paths to {', '.join(self.receivers)}"
         return Figure(title, parts, (f"{note}feed-forward networks between give what they gave before.",))
 
+    @for_json
     def as_dict(self) -> dict[str, Any]:
         """Plain lists and numbers."""
         head = {"layers": [*self.layers], "receivers": [*self.receivers], "metric": self.metric}
@@ -164,7 +166,7 @@ def path_sweep(
         raise RequestError("texts are no pairs of one length", field="corrupt", expected=sizes[0], got=sizes[1])
     place = check_at(model, answer_at, len(texts[0][0]))
     if position is not None:
-        check_at(model, position, len(texts[0][0]))
+        check_at(model, position, len(texts[0][0]), "position")
     read = None if sources is None else check_texts(model, "sources", sources, of_source=True)
     runs = [Asked(model, rows, metric, place, read) for rows in texts]
     gives = _gives(model)
@@ -173,6 +175,9 @@ def path_sweep(
     told = [run.told(one).mean().item() for run, one in zip(runs, seen, strict=True)]
     base, other = (0, 1) if direction == "noise" else (1, 0)
     told_to = _receivers(model, receivers)
+    for receiver in told_to:
+        if receiver.position is not None:
+            check_at(model, receiver.position, len(texts[0][0]), receiver.name)
 
     axes, last = tap_names(model.spec), max(_order(model, receiver.name) for receiver in told_to)
     widths = {at: axis_sizes(model.spec, name)["head"] if name.endswith(".z") else 1 for at, name in gives.items()}
@@ -299,7 +304,7 @@ def _receivers(model: Transformer, given: Sequence[str | Receiver]) -> list[Rece
             raise NameNotFound("nobody of this name reads the stream", field=receiver.name, hint=hint)
         words = [word for word in known[receiver.name] if word in HEADS]
         most = axis_sizes(model.spec, receiver.name)[words[0]] if words else 0
-        if receiver.head is not None and not 0 <= receiver.head < most:
+        if receiver.head is not None and not (is_place(receiver.head) and receiver.head < most):
             wanted = f"0…{most - 1}" if most else "None"
             raise RequestError("no such head", field=receiver.name, expected=wanted, got=receiver.head)
     return receivers

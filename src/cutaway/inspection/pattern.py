@@ -15,7 +15,7 @@ from cutaway.inspection.figure import Figure, Grid, Part
 from cutaway.inspection.heads import NOT_WHY
 from cutaway.inspection.readout import labels, numbers
 from cutaway.inspection.running import trace
-from cutaway.inspection.shown import Shown
+from cutaway.inspection.shown import Shown, for_json
 from cutaway.models import Transformer
 
 
@@ -52,6 +52,7 @@ class Pattern(Shown):
             name = self.branch
         return Figure(f"Attention of {name}", parts, ("Weights are the model's own; a row adds up to 1.", NOT_WHY))
 
+    @for_json
     def as_dict(self) -> dict[str, Any]:
         """Plain lists and numbers."""
         words = {"pieces": [*self.pieces], "keys": [*self.keys]}

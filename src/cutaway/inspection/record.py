@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from cutaway.errors import RequestError
+from cutaway.errors import CutawayError, RequestError
 from cutaway.inspection.change import Change, Changed, Edit
 from cutaway.inspection.listed import names_listed
 from cutaway.inspection.where import Place
@@ -77,10 +78,12 @@ class Recorder:
 
         Raises:
             NameNotFound: a pattern matches nothing.
+            RequestError: an edit that cannot be called with a tensor.
         """
         axes = tap_names(spec)
         by_name: dict[str, list[Edit]] = {}
         for pattern, edit in (edits or {}).items():
+            _check_call(pattern, edit)
             for name in match([pattern], axes):
                 by_name.setdefault(name, []).append(edit)
         return cls(match(names_listed("names", names), axes), by_name, axes, grads, stop, leaves)
@@ -147,12 +150,11 @@ class Recorder:
         self._reached.add(name)
         place = Place(name, self._axes.get(name, ()), self._at[self._of_source(name)])
         for i, edit in enumerate(self._edits[name]):
-            if isinstance(edit, Changed):
+            if isinstance(edit, Change):  # which writes on nothing
                 edited = edit.change(value, place)
-                if isinstance(edit, Change):
-                    self._met.setdefault((name, i), set()).update(edit.where.met(value, place))
+                self._met.setdefault((name, i), set()).update(edit.where.met(value, place))
             else:
-                edited = edit(value)
+                edited = _made(edit, name, value.clone(), place)
             _check_kind(name, value, edited)
             value = edited
         return value
@@ -166,12 +168,51 @@ class Recorder:
         return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
 
 
+def _made(edit: Edit, name: str, value: Tensor, place: Place) -> Tensor:
+    """What a stranger's edit makes of a copy: it may write on it, and what was kept before stays as it was.
+
+    Raises:
+        RequestError: it ended as an iterator does, which would end whatever runs it.
+    """
+    try:
+        return edit.change(value, place) if isinstance(edit, Changed) else edit(value)
+    except StopIteration as error:
+        raise RequestError("an edit raised StopIteration", field=f"edits/{name}") from error
+    except Exception as error:
+        if not isinstance(error, CutawayError):
+            error.add_note(f"In the edit of {name}.")
+        raise
+
+
+def _check_call(name: str, edit: Edit) -> None:
+    """Refuse a function that cannot be called with one tensor, before anything is run.
+
+    Raises:
+        RequestError: it takes other arguments.
+    """
+    call = edit.change if isinstance(edit, Changed) else edit
+    try:
+        signature = inspect.signature(call)
+    except (TypeError, ValueError):  # written in C, which does not say
+        return
+    try:
+        signature.bind(*[None] * (1 + isinstance(edit, Changed)))
+    except TypeError as error:
+        wanted = "a tensor and a Place" if isinstance(edit, Changed) else "one tensor"
+        what = "an edit takes other arguments"
+        raise RequestError(what, field=f"edits/{name}", expected=wanted, got=str(signature)) from error
+
+
 def _check_kind(name: str, value: Tensor, edited: object) -> None:
     """What comes after computes with the numbers as they are."""
     if not isinstance(edited, Tensor) or edited.shape != value.shape:
         got = list(edited.shape) if isinstance(edited, Tensor) else type(edited).__name__
         wanted = f"a tensor of shape {list(value.shape)}"
         raise RequestError("an edit gave back something else", field=name, expected=wanted, got=got)
+    if edited.layout != value.layout:
+        wanted, got = str(value.layout), str(edited.layout)
+        hint = "End it with .to_dense()."
+        raise RequestError("an edit gave back another layout", field=name, expected=wanted, got=got, hint=hint)
     kinds = [f"{t.dtype} on {t.device}" for t in (value, edited)]
     if kinds[0] != kinds[1]:
         hint = "End it with .to(value)."

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cutaway.errors import RequestError
 from cutaway.inspection.figure import Figure, Rows
-from cutaway.inspection.shown import Shown
+from cutaway.inspection.shown import Shown, for_json
 from cutaway.kernels import Stored
 from cutaway.models import Transformer
 from cutaway.models.fused import FusedStack
@@ -45,6 +45,7 @@ class Rewritten(Shown):
     kept: tuple[tuple[str, str], ...]
     neutral: str
 
+    @for_json
     def as_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, and the new spec."""
         return {

@@ -17,6 +17,7 @@ from cutaway.generation.inputs import rows_of
 from cutaway.generation.options import Options
 from cutaway.generation.reading import check_length
 from cutaway.generation.sampling import Sampling
+from cutaway.generation.unmixed import unmixed
 from cutaway.generation.voice import Prompt, Voice
 from cutaway.inspection.change import Changed, Edit
 from cutaway.inspection.joined import joined
@@ -57,13 +58,13 @@ def trace(
     grad: bool = False,
     tokenizer: Tokenizer | None = None,
 ) -> Trace:
-    """Run texts and keep the quantities that ``names`` match.
+    """Run texts and keep the quantities that ``names`` match, in the model's own type: ``torch.autocast`` is off here.
 
     Args:
         model: what to run.
         ids: token ids of each text. [batch][query]
         names: names or patterns; see ``cutaway show --taps``.
-        edits: name or pattern → a function of the tensor to the one used instead, or one of
+        edits: name or pattern → a function of a copy of the tensor to the one used instead, or one of
             ``cutaway.inspection.edits``. Where several match, all are applied, in their order here.
         max_tokens: how many tokens to go on with, with a cache. Each row's last is read too.
         stop_ids: tokens that end a text.
@@ -103,7 +104,7 @@ def trace(
         rows = [[*row.prompt, *row.tokens] for row in run.rows]
     else:
         begin = {} if start is None else _start(model, start, rows, read)
-        with torch.set_grad_enabled(grad), suppress(Enough):
+        with torch.set_grad_enabled(grad), unmixed(model.device), suppress(Enough):
             _pass(model, rows, read, asked, begin)
     asked.check()
     facts = Facts(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
@@ -13,6 +15,8 @@ from cutaway.inspection.figure import Figure
 if TYPE_CHECKING:
     from cutaway.inspection.drawn.terminal import Drawing
 
+UNSAID = "null: there is nothing, or no finite number."
+Told = TypeVar("Told")
 FEW, LONG = 4, 40  # items, and letters, that a repr still says
 
 
@@ -42,6 +46,31 @@ class Shown:
 
     def __repr__(self) -> str:
         return brief(self)
+
+
+def for_json(tell: Callable[[Told], dict[str, Any]]) -> Callable[[Told], dict[str, Any]]:
+    """An ``as_dict`` whose numbers JSON has: None for any that is not finite, and a note where there is one."""
+
+    @wraps(tell)
+    def told(self: Told) -> dict[str, Any]:
+        found, lacks = _finite(tell(self))
+        return {**found, "notes": [*found.get("notes", ()), UNSAID]} if lacks else found
+
+    return told
+
+
+def _finite(value: Any) -> tuple[Any, bool]:
+    """The same without what is not finite, and whether a number is None in it: of some numbers, or for that reason."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None, True
+    if isinstance(value, Mapping):
+        named = {key: _finite(item) for key, item in value.items()}
+        return {key: item for key, (item, _) in named.items()}, any(lacks for _, lacks in named.values())
+    if isinstance(value, (list, tuple)):
+        each = [_finite(item) for item in value]
+        lacks = any(lacks for _, lacks in each) or (None in value and any(isinstance(x, float) for x in value))
+        return [item for item, _ in each], lacks
+    return value, False
 
 
 def brief(value: object) -> str:

@@ -16,11 +16,11 @@ from cutaway.inspection.metrics import Metric, measured
 from cutaway.inspection.readout import scored
 from cutaway.inspection.running import trace
 from cutaway.inspection.steps import Progress, counted
+from cutaway.inspection.where import counted_along
 from cutaway.models import Transformer
 from cutaway.spec import HeadSpec
 from cutaway.spec.names import tap_names
 
-TOKENS = ("query", "source")  # words for the axis of a text's tokens
 HEADS = ("head", "kv_head", "expert")
 
 Texts = Sequence[Sequence[int]]
@@ -32,7 +32,7 @@ class Site:
 
     Attributes:
         name: of the quantity.
-        position: of the text; None for all.
+        position: of the text, or of the source where that alone is counted; None for all.
         head: or key/value head, or expert; None for all.
     """
 
@@ -44,8 +44,9 @@ class Site:
         """Where it is in some rows of a tensor with these axes."""
         found: list[int | slice | list[int]] = [slice(None)] * len(axes)
         found[0] = rows
+        along = counted_along(axes)
         for i, word in enumerate(axes):
-            if word in TOKENS and self.position is not None:
+            if word == along and self.position is not None:
                 found[i] = self.position if isinstance(self.position, int) else list(self.position)
             if word in HEADS and self.head is not None:
                 found[i] = self.head
@@ -165,7 +166,6 @@ def put(here: list[tuple[int, Site]], axes: Sequence[str], given: Tensor, pairs:
     """An edit that puts each site's part into its rows."""
 
     def edit(value: Tensor) -> Tensor:
-        value = value.clone()
         for first, site in here:
             into, of = (site.index(axes, rows) for rows in (slice(first, first + pairs), slice(None)))
             value[into] = given[of]
@@ -190,7 +190,7 @@ def check_texts(model: Transformer, name: str, rows: Texts, *, of_source: bool =
     return found
 
 
-def check_at(model: Transformer, at: int | None, length: int) -> int:
+def check_at(model: Transformer, at: int | None, length: int, field: str = "answer_at") -> int:
     """The position whose answer is looked at, from the start.
 
     Raises:
@@ -199,8 +199,8 @@ def check_at(model: Transformer, at: int | None, length: int) -> int:
     if at is None:
         if not model.spec.generates and "query" in tap_names(model.spec).get("logits", ()):
             hint = "Give the position of the blank."
-            raise RequestError("this model has no last word: which position answers?", field="answer_at", hint=hint)
+            raise RequestError("this model has no last word: which position answers?", field=field, hint=hint)
         return length - 1
     if isinstance(at, bool) or not isinstance(at, int) or not -length <= at < length:
-        raise RequestError("no such position", field="answer_at", expected=f"an int below {length}", got=at)
+        raise RequestError("no such position", field=field, expected=f"an int below {length}", got=at)
     return at % length

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import torch
+
 from cutaway.errors import RequestError
 from cutaway.kernels import Stored
 from cutaway.models import Transformer
+
+
+def rounds(model: Transformer) -> bool:
+    """Whether it was loaded as ``int8``, so that products round what they multiply."""
+    return any(isinstance(weight, Stored) and weight.rounds for weight in model.parameters())
 
 
 def check_slopes(model: Transformer, field: str) -> None:
@@ -17,9 +24,15 @@ def check_slopes(model: Transformer, field: str) -> None:
         field: what asks for them.
 
     Raises:
-        RequestError: it was loaded as ``int8``.
+        RequestError: it was loaded as ``int8``; or in ``torch.inference_mode``, where nobody keeps a graph, or is now.
     """
-    if any(isinstance(weight, Stored) and weight.rounds for weight in model.parameters()):
+    if torch.is_inference_mode_enabled():
+        what, hint = "no gradient is kept in torch.inference_mode", "Ask outside of it; torch.no_grad is no hindrance."
+        raise RequestError(what, field=field, hint=hint)
+    if any(weight.is_inference() for weight in model.parameters()):
+        what, hint = "the model's weights were made in torch.inference_mode", "Load it outside of that."
+        raise RequestError(what, field=field, hint=hint)
+    if rounds(model):
         what = "rounded products (int8) have no gradient"
         hint = 'load(…, dtype="float32") has them; so has quantize="q8_0", of the same weights.'
         raise RequestError(what, field=field, expected="a model loaded otherwise", got="int8", hint=hint)

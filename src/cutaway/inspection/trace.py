@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,12 +13,13 @@ from cutaway.errors import NameNotFound, RequestError
 from cutaway.formats.files import StrPath
 from cutaway.inspection import traced_file
 from cutaway.inspection.figure import Figure, Part, Rows, Words
-from cutaway.inspection.shown import Shown
+from cutaway.inspection.shown import Shown, for_json
 from cutaway.inspection.traced_file import Facts
 from cutaway.spec import ModelSpec
 from cutaway.spec.names import match
 
 ROWS, NAMES = 8, 40  # texts that a figure shows, names that a repr has
+PIECE = 1 << 20  # numbers that are looked at at a time
 
 
 class Trace(Mapping[str, Tensor], Shown):
@@ -153,6 +155,7 @@ class Trace(Mapping[str, Tensor], Shown):
             notes.insert(0, f"The first {ROWS} of {len(self.tokens)} texts are shown.")
         return Figure(f"Trace of {_size(self.lengths)}", parts, notes)
 
+    @for_json
     def as_dict(self) -> dict[str, Any]:
         """What is kept and of what, without the numbers: those are in the file."""
         kept = [{"name": k, "axes": [*self.axes[k]], "shape": [*t.shape], "rms": _rms(t)} for k, t in self.items()]
@@ -177,9 +180,12 @@ def _sizes(axes: Sequence[str], tensor: Tensor) -> str:
 
 
 def _rms(tensor: Tensor) -> float:
-    """Of what is there and finite."""
-    numbers = tensor.detach().double()
-    return float(numbers[numbers.isfinite()].square().mean().sqrt()) if bool(numbers.isfinite().any()) else 0.0
+    """Of what is there and finite; a piece at a time, since weights of a long text are as much as memory holds."""
+    total, count = 0.0, 0
+    for piece in tensor.detach().flatten().split(PIECE):
+        there = piece[piece.isfinite()].double()
+        total, count = total + float(there.square().sum()), count + len(there)
+    return math.sqrt(total / count) if count else 0.0
 
 
 def _size(lengths: Sequence[int]) -> str:

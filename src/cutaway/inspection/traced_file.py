@@ -18,7 +18,7 @@ from cutaway.formats.paths import usable_path
 from cutaway.formats.safetensors import SafetensorsFile, save_safetensors
 from cutaway.generation.fingerprint import put
 from cutaway.spec import ModelSpec
-from cutaway.spec.names import tap_names
+from cutaway.spec.names import axis_sizes, tap_names
 from cutaway.spec.serial import spec_from_json, spec_to_json
 
 FORMAT = "cutaway trace"
@@ -65,7 +65,7 @@ def read(path: StrPath) -> tuple[dict[str, Tensor], Facts]:
     """Read a trace.
 
     Raises:
-        FormatError: no trace, cut off, changed since it was written, or of another version.
+        FormatError: no trace, cut off, changed since it was written, of another version, or of no model or text.
     """
     path = usable_path(path)
     with SafetensorsFile(path) as file:
@@ -88,13 +88,16 @@ def read(path: StrPath) -> tuple[dict[str, Tensor], Facts]:
         spec = spec_from_json(said("spec"))
     except CutawayError as error:
         raise error.at(path) from error
-    tokens, sources = _rows(path, "tokens", said("tokens"), int), said("sources")
+    tokens, sources = _ids(path, "tokens", said("tokens"), spec.vocab_size), said("sources")
+    if (sources is not None) != (spec.source is not None):
+        wanted = "none: this model reads one text" if sources is not None else "a text for each row"
+        raise FormatError("not what this model reads", path=path, field="sources", expected=wanted)
     facts = Facts(
         spec,
         tap_names(spec),
         tokens,
         _pieces(path, "pieces", said("pieces"), tokens),
-        None if sources is None else _rows(path, "sources", sources, int),
+        None if sources is None else _ids(path, "sources", sources, spec.source_vocab_size or spec.vocab_size),
         _pieces(path, "source_pieces", said("source_pieces"), sources),
     )
     _check(path, tensors, facts, said("axes"))
@@ -106,6 +109,18 @@ def _rows(path: str, field: str, value: Any, kind: type) -> list[list[Any]]:
     if not rows or not all(type(one) is kind for row in value for one in row):
         raise FormatError("not a text for each row", path=path, field=field)
     return value
+
+
+def _ids(path: str, field: str, value: Any, size: int) -> list[list[int]]:
+    """Texts of a vocabulary of so many tokens."""
+    rows = _rows(path, field, value, int)
+    for row in rows:
+        for one in row:
+            if not 0 <= one < size:
+                raise FormatError(
+                    "not a token of this model", path=path, field=field, expected=f"0…{size - 1}", got=one
+                )
+    return rows
 
 
 def _pieces(path: str, field: str, value: Any, tokens: Sequence[Sequence[int]] | None) -> Pieces | None:
@@ -133,7 +148,8 @@ def _check(path: str, tensors: Mapping[str, Tensor], facts: Facts, axes: Any) ->
     for name, words in facts.axes.items():
         if (tensor := tensors.get(name)) is None:
             continue
-        wanted = [sizes.get(word, n) for word, n in zip(words, tensor.shape, strict=False)]
+        known = sizes | axis_sizes(facts.spec, name)
+        wanted = [known.get(word, n) for word, n in zip(words, tensor.shape, strict=False)]
         if len(words) != tensor.dim() or [*tensor.shape] != wanted:
             raise FormatError("not of these texts", path=path, field=name, expected=wanted, got=[*tensor.shape])
 

@@ -26,7 +26,7 @@ from cutaway.inspection.readout import (
     contributed,
     seen,
 )
-from cutaway.inspection.shown import Shown
+from cutaway.inspection.shown import Shown, for_json
 from cutaway.models import Transformer
 from cutaway.modules.attention import Attention
 from cutaway.modules.bias import ScoreBias
@@ -93,6 +93,7 @@ class HeadView(Shown):
     def _listed(self, tokens: Tensor, values: Tensor) -> str:
         return ", ".join(f"{seen(self.word(t))} {v:.2f}" for t, v in zip(tokens.tolist(), values.tolist(), strict=True))
 
+    @for_json
     def as_dict(self) -> dict[str, Any]:
         """Plain lists and numbers."""
         head = {"kind": self.kind, "branch": self.branch, "head": self.head, "kv_head": self.kv_head}

@@ -27,6 +27,15 @@ AXES = {
 }
 
 
+def counted_along(axes: Sequence[str]) -> str | None:
+    """The axis whose places are tokens that something is computed of: where there are queries, a source is only read.
+
+    >>> counted_along(("batch", "head", "query", "source")), counted_along(("batch", "source", "kv_head", "d_head"))
+    ('query', 'source')
+    """
+    return next((word for word in TOKENS if word in axes), None)
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """What an edit is told of the tensor that it is given.
@@ -45,7 +54,8 @@ class Place:
     @property
     def tokens(self) -> int | None:
         """The axis of the tokens that ``positions`` are of; None where there is one vector a text."""
-        return next((self.axes.index(word) for word in TOKENS if word in self.axes), None)
+        word = counted_along(self.axes)
+        return None if word is None else self.axes.index(word)
 
     @property
     def keys(self) -> int | None:
@@ -192,20 +202,21 @@ def _picked(what: str, some: Any, empty: bool = False) -> Picked:
     wanted = "whole numbers from 0, or a slice of them"
     if isinstance(found, slice):
         ends = [end for end in (found.start, found.stop) if end is not None]
-        if any(not _is_place(end) for end in ends) or found.step not in (None, 1):
+        if any(not is_place(end) for end in ends) or found.step not in (None, 1):
             raise RequestError("not a slice of places", field=what, expected=wanted, got=found)
         return found
     places = tuple(found) if isinstance(found, (list, tuple, range)) else (found,)
     if not places and not empty:
         raise RequestError("nothing is picked", field=what, expected=wanted)
     for place in places:
-        if not _is_place(place):
+        if not is_place(place):
             hint = "Places are counted from the beginning." if isinstance(place, int) and place < 0 else None
             raise RequestError("not a place", field=what, expected=wanted, got=place, hint=hint)
     return tuple(int(place) for place in places)
 
 
-def _is_place(value: object) -> bool:
+def is_place(value: object) -> bool:
+    """Whether it counts from 0."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 0)
 
 
