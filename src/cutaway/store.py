@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from cutaway.checkpoints.gguf_save import save_gguf
+from cutaway.checkpoints.gguf_save import form_of, save_gguf
 from cutaway.checkpoints.load import dtype_named, load_checkpoint
 from cutaway.checkpoints.progress import Progress
 from cutaway.checkpoints.quantised import Losses
@@ -196,6 +196,7 @@ def save(
         raise RequestError("says otherwise than quantize", field="dtype", expected=None, got=dtype)
     said = None if progress is None else (lambda done, total: progress(done, total, f"writing {Path(path).name}"))
     if format == "gguf":
+        form_of(model.spec)
         vocabulary = gguf_vocabulary(model.tokenizer, model.spec.vocab_size, eos_ids=model.settings.eos_ids)
         return save_gguf(
             model.transformer,
