@@ -61,7 +61,8 @@ def load(
             ``"q4_0"``, ``"q6_k"``, ``"q5_k"`` or ``"q4_k"``. Where a row is not whole blocks of 256, a type of 32.
             ``"int8"`` is ``"q8_0"`` with products of whole numbers: what is multiplied by a matrix is rounded to 8
             bits too, which is faster where many tokens are read and no longer exact (``cutaway bench --quantize int8``
-            measures what it costs).
+            measures what it costs). Where gradients are wanted its products are those of ``"q8_0"``, not rounded.
+            A file does not hold the mode: what was saved is loaded with ``quantize="int8"`` again.
         revision: branch, tag or commit of a hub id.
         offline: use only what is here.
         mmap: map safetensors instead of reading them into private memory; the file must then not change.
