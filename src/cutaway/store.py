@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from cutaway.checkpoints.gguf_save import save_gguf
+from cutaway.checkpoints.gguf_save import form_of, save_gguf
 from cutaway.checkpoints.load import dtype_named, load_checkpoint
 from cutaway.checkpoints.progress import Progress
 from cutaway.checkpoints.quantised import Losses
@@ -61,7 +61,8 @@ def load(
             ``"q4_0"``, ``"q6_k"``, ``"q5_k"`` or ``"q4_k"``. Where a row is not whole blocks of 256, a type of 32.
             ``"int8"`` is ``"q8_0"`` with products of whole numbers: what is multiplied by a matrix is rounded to 8
             bits too, which is faster where many tokens are read and no longer exact (``cutaway bench --quantize int8``
-            measures what it costs).
+            measures what it costs). Where gradients are wanted its products are those of ``"q8_0"``, not rounded.
+            A file does not hold the mode: what was saved is loaded with ``quantize="int8"`` again.
         revision: branch, tag or commit of a hub id.
         offline: use only what is here.
         mmap: map safetensors instead of reading them into private memory; the file must then not change.
@@ -196,6 +197,7 @@ def save(
         raise RequestError("says otherwise than quantize", field="dtype", expected=None, got=dtype)
     said = None if progress is None else (lambda done, total: progress(done, total, f"writing {Path(path).name}"))
     if format == "gguf":
+        form_of(model.spec)
         vocabulary = gguf_vocabulary(model.tokenizer, model.spec.vocab_size, eos_ids=model.settings.eos_ids)
         return save_gguf(
             model.transformer,

@@ -18,6 +18,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.checkpoints import gguf_models
 from tests.reference import tiny
 
@@ -440,3 +441,17 @@ def test_killed_in_the_middle(tmp_path: Path) -> None:
             run.stdin.flush()
     assert (run.returncode, killed) == (0, 2)
     assert cutaway.load(path).spec.family == "qwen2"
+
+
+def test_a_number_that_no_block_holds_is_named(tmp_path: Path) -> None:
+    """By the tensor and the file; and a type by any case."""
+    folder = tiny.write(tiny.config("llama"), tmp_path / "m")
+    assert cutaway.load(folder, quantize="INT8").transformer.get_submodule("decoder.layers.0").branches is not None
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[name] = tensors[name].clone()
+    tensors[name][0, 0] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(DtypeError) as caught:
+        cutaway.load(folder, quantize="q8_0")
+    assert caught.value.field == "decoder.layers.1.branches.mlp.body.up.weight"

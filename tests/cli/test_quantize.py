@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,7 +62,7 @@ def test_what_is_said(call: Call, folder: Path, tmp_path: Path) -> None:
     assert "not whole blocks of Q4_K: Q5_0" in done.out
     assert "perplexity" in done.out
     assert max(map(len, done.out.splitlines()[1:])) <= 80
-    quiet = call("quantize", folder, "-o", tmp_path / "m.gguf", "--no-perplexity", "-q")
+    quiet = call("quantize", folder, "-o", tmp_path / "m.gguf", "--no-perplexity", "-q", "--replace")
     assert "perplexity" not in quiet.out
     assert quiet.err == ""
 
@@ -116,6 +118,76 @@ def test_refused(call: Call, folder: Path, gguf_file: Path, tmp_path: Path) -> N
     assert gguf_file.read_bytes() == before
     assert {path.name for path in tmp_path.iterdir()} <= {"page.txt", "other", "home"}
     assert "q4_k" in call("quantize", folder, "-o", tmp_path / "m.gguf", "-t", "q4_k_l").err
+
+
+def copied(folder: Path, to: Path) -> Path:
+    shutil.copytree(folder, to)
+    return to
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_model_that_is_read_is_not_written_over(call: Call, folder: Path, tmp_path: Path) -> None:
+    """By whichever name it is meant: its file, its folder, a link, a folder around it."""
+    mine = copied(folder, tmp_path / "around" / "mine")
+    (tmp_path / "around" / "config.json").write_text("{}")
+    (tmp_path / "link").symlink_to(mine)
+    (tmp_path / "link.gguf").symlink_to(mine / "model.safetensors")
+    (tmp_path / "hard.gguf").hardlink_to(mine / "model.safetensors")
+    before = contents(tmp_path / "around")
+    weights = mine / "model.safetensors"
+    for source in (mine, weights, tmp_path / "link", tmp_path / "link" / "model.safetensors"):
+        for out in ("around/mine", "link", "link/.", "around/mine/../mine", "around", "link.gguf", "hard.gguf"):
+            for also in ([], ["--replace"]):
+                done = call("quantize", source, "-o", tmp_path / out, "-t", "q4_0", *also)
+                assert (done.code, "would replace" in done.err) == (2, True), (source, out, done.err)
+                assert contents(tmp_path / "around") == before
+    inner = call("quantize", weights, "-o", mine / "q4", "-t", "q4_0", "--json")
+    assert inner.code == 0
+    assert inner.json["bytes"]["before"] == weights.stat().st_size > inner.json["bytes"]["after"]
+
+
+def test_another_model_stays_unless_it_may_go(call: Call, folder: Path, tmp_path: Path) -> None:
+    other, file = copied(folder, tmp_path / "other"), tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF and something")
+    before = contents(tmp_path)
+    for out in (other, file):
+        done = call("quantize", folder, "-o", out, "-t", "q4_0", "--no-perplexity")
+        assert (done.code, "--replace" in done.err) == (2, True)
+    assert contents(tmp_path) == before
+    for out in (other, file):
+        assert call("quantize", folder, "-o", out, "-t", "q4_0", "--no-perplexity", "--replace").code == 0
+        assert cutaway.load(out).spec.d_model == cutaway.load(folder).spec.d_model
+
+
+def test_said_before_anything_is_read(
+    call: Call, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names that are none, places that cannot be written to, families without a form: no text is read first."""
+    monkeypatch.setattr(perplexity, "expected", None)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "d.gguf").mkdir()
+    rows = [(2, "-"), (2, tmp_path / "m.gguf.txt"), (2, tmp_path / "m.txt"), (4, tmp_path / "file" / "m.gguf")]
+    rows += [(4, tmp_path / "file" / "m"), (4, tmp_path / "none" / "m.gguf"), (4, tmp_path / "d.gguf")]
+    rows += [(4, tmp_path / "file")]
+    for code, out in rows:
+        done = call("quantize", folder, "-o", out, "-t", "q4_0")
+        assert done.code == code, (out, done.err)
+    values = {**tiny.config("granite"), "vocab_size": config()["vocab_size"], "eos_token_id": 0, "bos_token_id": 0}
+    source = write_folder(tmp_path / "granite", values)
+    assert "no form in GGUF" in call("quantize", source, "-o", tmp_path / "m.gguf").err
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "home") == ["d.gguf", "file", "granite"]
+
+
+def test_a_full_disk(call: Call, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is said before the first byte, and leaves no folder behind."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    for out in ("m", "m.gguf"):
+        done = call("quantize", folder, "-o", tmp_path / out, "-t", "q4_0", "--no-perplexity")
+        assert (done.code, "too full" in done.err) == (4, True)
+        assert not (tmp_path / out).exists()
 
 
 def test_a_long_text_is_read_in_windows(folder: Path) -> None:

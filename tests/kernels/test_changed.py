@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -15,6 +16,9 @@ from torch import Tensor, nn
 from cutaway.generation.session import Session
 from cutaway.kernels import Stored, library, stored_matrix
 from cutaway.models import Transformer
+from cutaway.models.head import Head
+from cutaway.modules.attention import Attention
+from cutaway.modules.linear import Linear
 from tests.reference import tiny
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there is no native library here")
@@ -84,6 +88,55 @@ def spread(x: Tensor) -> Tensor:
     return torch.stack([x, x + 7], dim=-1)[..., 0]
 
 
+def biased(model: Transformer, path: str, how: str) -> None:
+    """Where there was none."""
+    linear: Any = model.get_submodule(path)
+    assert linear.bias is None
+    bias = torch.linspace(-2, 2, len(linear.weight))
+    if how == "set":
+        linear.bias = nn.Parameter(bias)
+    elif how == "registered":
+        del linear.bias
+        linear.register_parameter("bias", nn.Parameter(bias))
+    else:
+        linear.bias = bias  # no parameter
+
+
+def respelt(model: Transformer, path: str, **values: Any) -> None:
+    part: Any = model.get_submodule(path)
+    part.spec = replace(part.spec, **values)
+
+
+class DoubledLinear(Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class DoubledScores(Transformer):
+    def unembed(self, x: Tensor, tap: Any = None) -> Tensor:
+        return 2 * super().unembed(x, tap)
+
+
+def reclassed(model: Transformer, path: str, kind: type) -> None:
+    model.get_submodule(path).__class__ = kind  # type: ignore[assignment]
+
+
+def shadowed(model: Transformer, path: str, name: str) -> None:
+    """A function set on a module, in place of a method or of what multiplies."""
+    module = model.get_submodule(path)
+    inner = getattr(module, name)
+    setattr(module, name, lambda *args, **more: 2 * inner(*args, **more))
+
+
+def sliced(model: Transformer, keep: int) -> None:
+    """Fewer neurons, at the same address."""
+    mlp: Any = model.get_submodule(MLP)
+    mlp.up.weight.data = mlp.up.weight.data[:keep]
+    mlp.gate.weight.data = mlp.gate.weight.data[:keep]
+    mlp.down.weight.data = mlp.down.weight.data[:, :keep]
+
+
+ATTN = "decoder.layers.1.branches.attn"
 CHANGES: dict[str, tuple[str, Callable[[Transformer], object]]] = {
     "an adapter": ("llama", lambda m: replaced(m, MLP + ".up", Twice)),
     "an adapter of a block": ("llama", lambda m: replaced(m, "decoder.layers.0", Twice)),
@@ -97,6 +150,28 @@ CHANGES: dict[str, tuple[str, Callable[[Transformer], object]]] = {
     "forward of the head": ("llama", lambda m: forward_put_in_place(m, "head")),
     "forward of the norm": ("llama", lambda m: forward_put_in_place(m, "decoder.norm")),
     "parametrized": ("llama", parametrized),
+    "a bias that was not there": ("llama", lambda m: biased(m, MLP + ".up", "set")),
+    "a bias registered": ("llama", lambda m: biased(m, ATTN + ".body.q", "registered")),
+    "a bias that is no parameter": ("llama", lambda m: biased(m, MLP + ".down", "plain")),
+    "a bias of the head": ("llama", lambda m: biased(m, "head", "set")),
+    "another eps": ("llama", lambda m: respelt(m, ATTN + ".pre_norm", eps=0.7)),
+    "another eps at the end": ("llama", lambda m: respelt(m, "decoder.norm", eps=0.7)),
+    "another curve": ("llama", lambda m: respelt(m, MLP, activation="relu")),
+    "another scale of scores": ("llama", lambda m: respelt(m, ATTN + ".body", scale=7.0)),
+    "capped scores": ("llama", lambda m: respelt(m, ATTN + ".body", soft_cap=0.01, scale=7.0)),
+    "another scale of a branch": ("llama", lambda m: respelt(m, ATTN, scale=3.0)),
+    "a parallel block": ("llama", lambda m: respelt(m, "decoder.layers.1", parallel=True)),
+    "another scale of the embedding": ("llama", lambda m: respelt(m, "embed", scale=3.0)),
+    "capped logits": ("llama", lambda m: respelt(m, "head", soft_cap=0.5)),
+    "another class": ("llama", lambda m: reclassed(m, MLP + ".up", DoubledLinear)),
+    "another class of model": ("llama", lambda m: reclassed(m, "", DoubledScores)),
+    "product of a matrix": ("llama", lambda m: shadowed(m, MLP + ".up", "product")),
+    "product of the head": ("llama", lambda m: shadowed(m, "head", "product")),
+    "unembed of the model": ("llama", lambda m: shadowed(m, "", "unembed")),
+    "hidden of the model": ("llama", lambda m: shadowed(m, "", "hidden")),
+    "forward of the embedding": ("llama", lambda m: shadowed(m, "embed", "forward")),
+    "queries of attention": ("llama", lambda m: shadowed(m, ATTN + ".body", "queries")),
+    "what a branch reads": ("llama", lambda m: shadowed(m, "decoder.layers.1.branches.mlp.body", "forward")),
     "a spread matrix": ("llama", lambda m: weight_put_in_place(m, MLP + ".up.weight", spread)),
     "a spread table": ("gptj", lambda m: weight_put_in_place(m, "embed.tokens", spread)),
     "a spread head": ("gptj", lambda m: weight_put_in_place(m, "head.weight", spread)),
@@ -140,6 +215,69 @@ def test_changed_between_two_tokens(what: str) -> None:
     expected = plain.feed([[8]])
     assert torch.allclose(found, expected, atol=1e-4)
     assert "spread" in what or not torch.allclose(unchanged, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(Linear, "forward"), (Attention, "queries"), (Transformer, "unembed"), (Head, "forward")]
+)
+def test_changed_for_all_of_a_class(kind: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And once that is undone, one call for all layers again: by the same bits."""
+    model = native("llama")
+    rows = [[3, 4, 5], [6], [7], [8]]
+    before = fed(model, rows)
+    inner = getattr(kind, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, name, lambda self, *args, **more: 2 * inner(self, *args, **more))
+        found = fed(model, rows)
+        model.use_kernels(False)
+        plain = fed(model, rows)
+        model.use_kernels()
+        assert torch.allclose(found, plain, atol=1e-4)
+        assert not torch.allclose(before, plain, atol=1e-3)
+    calls: list[object] = []
+    monkeypatch.setattr(nn.Module, "__call__", lambda self, *args: calls.append(self))
+    session = Session(model)
+    monkeypatch.undo()
+    for row in rows[:2]:
+        session.feed([row])
+    monkeypatch.setattr(nn.Module, "__call__", lambda self, *args: calls.append(self))
+    session.feed([[7]])
+    assert not calls
+    monkeypatch.undo()
+    assert torch.equal(fed(model, rows), before)
+
+
+def test_a_class_made_of_a_model() -> None:
+    """Whoever has other scores than the model's own has them for every token."""
+    model = DoubledScores(tiny.transformer("llama").spec)
+    model.load_state_dict(tiny.transformer("llama").state_dict())
+    model.eval().use_kernels()
+    found = fed(model, [[3, 4, 5], [6], [7]])
+    assert torch.allclose(found, 2 * fed(native("llama"), [[3, 4, 5], [6], [7]]), atol=1e-4)
+
+
+def test_fewer_neurons_at_the_same_address() -> None:
+    """Found by the next pass of several tokens."""
+    model = native("llama")
+    rows = [[3, 4, 5], [6], [7]]
+    before = fed(model, rows)
+    sliced(model, 24)
+    found = fed(model, rows)
+    model.use_kernels(False)
+    assert torch.allclose(found, fed(model, rows), atol=1e-4)
+    assert not torch.allclose(found, before, atol=1e-3)
+
+
+def test_what_makes_no_difference_costs_nothing() -> None:
+    """A note of somebody's on a part: all layers go on being one call."""
+    model = native("llama")
+    rows = [[3, 4, 5], [6], [7]]
+    before = fed(model, rows)
+    part: Any = model.get_submodule(MLP)
+    part.remark = "layer of interest"
+    model.remark = torch.zeros(3)  # type: ignore[assignment]
+    assert torch.equal(fed(model, rows), before)
+    assert all(laid is not None and laid.ready(32) for laid in model.decoder.whole.known)  # type: ignore[union-attr]
 
 
 def test_weights_changed_for_a_while() -> None:

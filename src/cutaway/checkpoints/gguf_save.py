@@ -16,7 +16,7 @@ from cutaway.checkpoints.gguf import read_gguf
 from cutaway.checkpoints.quantised import F32, Losses, Target, dense, planned
 from cutaway.checkpoints.save import config_of
 from cutaway.errors import ConfigError, RequestError, UnsupportedModelError
-from cutaway.families import Family, family_of
+from cutaway.families import Family, GgufForm, family_of
 from cutaway.formats.gguf_metadata import metadata_from_config
 from cutaway.formats.gguf_names import gguf_rules
 from cutaway.formats.gguf_write import PLAIN_TYPES, FileTensor, Metadata, Typed, write_gguf
@@ -137,14 +137,14 @@ class Plan:
     factors: Tensor | None
 
 
-def plan_gguf(family: Family, spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]]) -> Plan:
-    """The metadata and rules of a spec, if reading them back gives the same spec.
+def form_of(spec: ModelSpec) -> GgufForm:
+    """How a model's family is said in GGUF.
 
     Raises:
-        UnsupportedModelError, ConfigError: as :func:`save_gguf`.
+        UnsupportedModelError: it is not.
     """
-    form = family.gguf
-    if form is None:
+    family = family_of(spec.family)
+    if family.gguf is None:
         raise UnsupportedModelError(
             "this family has no form in GGUF",
             field="format",
@@ -152,6 +152,16 @@ def plan_gguf(family: Family, spec: ModelSpec, shapes: Mapping[str, tuple[int, .
             got=family.model_type,
             hint="cutaway's own format holds any model: format='cutaway', or in a terminal the name of a folder",
         )
+    return family.gguf
+
+
+def plan_gguf(family: Family, spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]]) -> Plan:
+    """The metadata and rules of a spec, if reading them back gives the same spec.
+
+    Raises:
+        UnsupportedModelError, ConfigError: as :func:`save_gguf`.
+    """
+    form = form_of(spec)
     factors = _factors(spec) if form.factors else None
     plain = spec if factors is None else _rescaled(spec, None)
     config = form.express(config_of(family, plain))

@@ -84,7 +84,8 @@ def load_checkpoint(
     """
     target = _device(device)
     number = stated = dtype_named(dtype)
-    blocks, rounded = _blocks(quantize, number, target), quantize == INT8
+    blocks = _blocks(quantize, number, target)
+    rounded = quantize is not None and quantize.lower() == INT8
     if resolved.kind == "gguf":
         return _load_gguf(resolved, number, target, blocks, rounded, progress)
     folder = resolved.path if resolved.kind == "folder" else resolved.path.parent
@@ -157,12 +158,12 @@ def _blocks(name: str | None, dtype: torch.dtype | None, device: torch.device) -
     if name is None:
         return None
     wanted = ", ".join([*QUANTISED, INT8]).lower()
-    if not isinstance(name, str) or (name.upper() not in QUANTISED and name != INT8):
+    if not isinstance(name, str) or (name.upper() not in QUANTISED and name.lower() != INT8):
         raise RequestError("no such type", field="quantize", expected=wanted, got=name)
     if missing() or device.type != "cpu" or dtype not in (None, torch.float32):
         why = missing() or "blocks are for a CPU, and give fp32 numbers"
         raise RequestError("blocks need the native kernels", field="quantize", expected=None, got=name, hint=why)
-    return BLOCK_TYPES["Q8_0" if name == INT8 else name.upper()]
+    return BLOCK_TYPES["Q8_0" if name.lower() == INT8 else name.upper()]
 
 
 def _device(device: torch.device | str | None) -> torch.device:

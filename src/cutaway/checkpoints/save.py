@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -101,10 +102,6 @@ def save_folder(
     names = {number: name for name, number in DTYPES.items()}
     config.pop("torch_dtype", None)
     config["dtype"] = names[model.dtype]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise StorageError("folder cannot be made", path=folder, got=getattr(error, "strerror", error)) from error
     marker = folder / UNFINISHED
 
     def mark() -> None:
@@ -118,6 +115,7 @@ def save_folder(
     else:
         with torch.no_grad():
             tensors = saved(family.rules(model.spec), {name: t.detach() for name, t in model.state_dict().items()})
+    _make_room(folder, sum(tensor.nbytes for tensor in tensors.values()))
     # Everything is written under other names first; from the mark on, there are only renames.
     with contextlib.ExitStack() as renames:
         file = renames.enter_context(atomic_write(folder / "config.json"))
@@ -128,6 +126,23 @@ def save_folder(
         path.unlink(missing_ok=True)
     sweep(folder)
     marker.unlink()
+
+
+def _make_room(folder: Path, nbytes: int) -> None:
+    """A folder on a disk with so much space; none where there is less.
+
+    Raises:
+        StorageError: it cannot be made, or the disk is too full.
+    """
+    try:
+        there = folder.absolute()
+        while not there.exists() and there != there.parent:
+            there = there.parent
+        if (free := shutil.disk_usage(there).free) < nbytes:
+            raise StorageError("disk is too full", path=folder, expected=f"{nbytes} bytes free", got=free)
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise StorageError("folder cannot be made", path=folder, got=getattr(error, "strerror", error)) from error
 
 
 def _blocks(

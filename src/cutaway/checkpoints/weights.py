@@ -103,7 +103,7 @@ def fill(
                 given[name] = tensor if kept else tensor.to(device=device, dtype=dtype)
                 kind = type_for(quantize, tensor.shape[-1]) if quantize is not None and name in plain else None
                 if kind is not None:
-                    made = stored_matrix(quantise(given[name], kind), kind.id, tensor.shape[1])
+                    made = stored_matrix(_quantised(given[name], kind, name, path), kind.id, tensor.shape[1])
                     given[name] = together(made) if rounded else made
         if progress is not None:
             progress(sum(sizes[: done + 1]), sum(sizes))
@@ -117,6 +117,13 @@ def fill(
     in_large_pages(model.parameters())
     for parameter in model.parameters():
         parameter.requires_grad_(not isinstance(parameter, Stored))
+
+
+def _quantised(numbers: Tensor, kind: BlockType, name: str, path: str) -> Tensor:
+    try:
+        return quantise(numbers, kind)
+    except DtypeError as error:
+        raise DtypeError(error.what, path=path, field=name, expected=error.expected, got=error.got) from error
 
 
 def matrices(model: Transformer) -> frozenset[str]:

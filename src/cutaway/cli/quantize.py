@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,14 +11,11 @@ import click
 from cutaway.cli.common import Settings, as_input, find, load_model, progress
 from cutaway.cli.options import Text, complete_model, shared
 from cutaway.cli.text import Cell, Look, counted, nbytes, table
-from cutaway.errors import RequestError
 
 if TYPE_CHECKING:
     from cutaway.checkpoints.quantised import Losses
     from cutaway.cli.perplexity import Expected
     from cutaway.model import Model
-
-_FOREIGN = (".safetensors", ".bin", ".pt", ".pth", ".onnx", ".ggml", ".json")
 
 
 @click.command("quantize")
@@ -28,6 +24,7 @@ _FOREIGN = (".safetensors", ".bin", ".pt", ".pth", ".onnx", ".ggml", ".json")
 @click.option("-t", "--type", "kind", default="q4_k_m", show_default=True, metavar="TYPE", help="See above.")
 @click.option("--text", metavar="FILE", help="Measure perplexity on this text. [a page that comes with cutaway]")
 @click.option("--perplexity/--no-perplexity", "measured", default=True, help="Read a text before and after. [yes]")
+@click.option("--replace", is_flag=True, help="A model that is at OUT already may be replaced.")
 @shared("model", "threads", "find", "json", "quiet", "verbose", "debug")
 def command(
     settings: Settings,
@@ -37,6 +34,7 @@ def command(
     kind: str,
     text: str | None,
     measured: bool,
+    replace: bool,
 ) -> None:
     """Write MODEL with its matrices in a smaller TYPE, and say what that costs.
 
@@ -50,20 +48,26 @@ def command(
     they are. MODEL is smollm2 if left out.
     """
     from cutaway.cli import perplexity
+    from cutaway.cli.place import check_place, is_gguf
+    from cutaway.formats.lock import locked
     from cutaway.formats.mixes import mix_named
 
     if name is not None:
         settings.model = name
     mix = mix_named(kind, field="--type")
-    gguf = _format(to) == "gguf"
+    gguf = is_gguf(to)
     page = perplexity.text_of(text) if measured else ""
     source = find(settings).path
-    _check_place(source, Path(to), gguf)
+    check_place(source, Path(to), gguf, replace)
+    size = _size(source)
     settings.device = "cpu"
+    from cutaway.checkpoints.gguf_save import form_of
     from cutaway.checkpoints.quantised import Losses
     from cutaway.store import load, save
 
     loaded = load_model(settings)
+    if gguf:
+        form_of(loaded.spec)  # refused before a text is read rather than after
     why = perplexity.why_not(loaded)
     if measured and why is not None:
         settings.note(f"no perplexity: {why}")
@@ -71,43 +75,16 @@ def command(
     _note_twice(settings, loaded)
     before = _read(settings, loaded, page, "before") if measured else None
     losses = Losses()
-    with progress(settings, f"writing {Path(to).name}") as report:
+    with locked(to), progress(settings, f"writing {Path(to).name}") as report:
         save(loaded, to, format="gguf" if gguf else "cutaway", quantize=kind, losses=losses, progress=report)
     del loaded  # two models at once are too many
     after = _read(settings, load(to, device="cpu", offline=True), page, "after") if measured else None
-    sizes = _size(source), _size(Path(to))
+    sizes = size, _size(Path(to))
     if settings.json:
         settings.emit_json(_as_dict(settings.model, to, mix.name, losses, sizes, before, after))
         return
     lines = _lines(settings.look, losses, sizes, before, after)
     settings.emit("\n".join([settings.look.paint(f"{to}  {mix.name}", "bold"), "", *lines]) + "\n")
-
-
-def _format(out: str) -> str:
-    """What a name asks for.
-
-    Raises:
-        RequestError: a file of another format.
-    """
-    ending = Path(out).suffix.lower()
-    if ending in _FOREIGN:
-        hint = "name it OUT.gguf, or a folder without such an ending"
-        raise RequestError("blocks are not written as such a file", field="--out", expected=".gguf", got=out, hint=hint)
-    return "gguf" if ending == ".gguf" else "cutaway"
-
-
-def _check_place(source: Path, out: Path, gguf: bool) -> None:
-    """Refuse to write over the model that is read, or into a folder of other things.
-
-    Raises:
-        RequestError: one of these.
-    """
-    if os.path.exists(out) and os.path.samefile(source, out):
-        hint = "what is rounded away cannot be had again: give another name, and remove the old one afterwards"
-        raise RequestError("would replace the model that is read", field="--out", got=str(out), hint=hint)
-    if not gguf and out.is_dir() and any(out.iterdir()) and not (out / "config.json").exists():
-        hint = "give the name of a new folder, or OUT.gguf"
-        raise RequestError("there are other things than a model", field="--out", got=str(out), hint=hint)
 
 
 def _note_twice(settings: Settings, model: Model) -> None:

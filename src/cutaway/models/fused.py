@@ -19,11 +19,13 @@ from cutaway.cache.passing import PassingView
 from cutaway.cache.slots import Slots, SlotView
 from cutaway.kernels import NativeLibrary
 from cutaway.kernels import layout as c
-from cutaway.models.laid_out import EVERYWHERE, LaidOut, Weights, joined, laid_out_norm, why_not
+from cutaway.models.as_laid import Weights, joined
+from cutaway.models.laid_out import EVERYWHERE, LaidOut, laid_out_norm, why_not
 from cutaway.models.tokens import Groups, Tokens
 from cutaway.modules.attention import LayerInputs
 from cutaway.modules.block import Block
 from cutaway.modules.stack import Stack
+from cutaway.spec import StackSpec
 
 Inputs = Callable[[int], LayerInputs]
 
@@ -68,6 +70,7 @@ class FusedStack:
         self.native = native
         self._kept: Kept | None = None
         self._layers: dict[str, nn.Module | None] = {}
+        self._spec: StackSpec | None = None
         self._known: list[LaidOut | None] = []
 
     @property
@@ -80,7 +83,7 @@ class FusedStack:
     def known(self) -> list[LaidOut | None]:
         """Of each layer, or None where the native library does not know it."""
         now = self._stack.layers._modules
-        if now != self._layers:
+        if now != self._layers or self._spec is not self._stack.spec:
             specs = self._stack.spec.layers
             blocks = [*zip(now.values(), [*specs, *[None] * len(now)], strict=False)]
             # One put there that keeps other keys than the cache was made for is left to itself.
@@ -88,7 +91,7 @@ class FusedStack:
                 LaidOut(b) if isinstance(b, Block) and b.spec == spec and not why_not(b.spec) else None
                 for b, spec in blocks
             ]
-            self._layers = dict(now)
+            self._layers, self._spec = dict(now), self._stack.spec
         return self._known
 
     @property

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from itertools import repeat
-from operator import contains, is_
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
-from cutaway.kernels import Stored
+from cutaway.kernels import Stored, multiply
 from cutaway.kernels import layout as c
+from cutaway.models.as_laid import Weights
 from cutaway.modules.attention import Attention
 from cutaway.modules.block import Block, Branch
 from cutaway.modules.linear import Linear
 from cutaway.modules.mlp import Mlp
 from cutaway.modules.norm import Norm
-from cutaway.modules.part import Identity, Named, changes
+from cutaway.modules.part import Identity, Named, is_plain
 from cutaway.spec import AttentionSpec, BlockSpec, MlpSpec
 
 KINDS = {"layer": 1, "rms": 2}
@@ -53,59 +51,6 @@ class Unlike(Exception):
     """Something of a block is not as its spec has it: somebody else's module, another shape, another type."""
 
 
-@dataclass(slots=True)
-class Weights:
-    """Weights as they lay: a list for each thing about them, for they are looked through in every pass.
-
-    Attributes:
-        all, owners, names: each weight, whose parameter it was, and by which name.
-        movable, addresses: those whose numbers may come to lie elsewhere, and where they were.
-        parts, were: what each module is made of, and was made of.
-        own: what is set on each module that is called, where a ``forward`` may be put in place of its class's.
-        hooks: what is called with them, empty while nobody looks.
-        noted: how many changes there were when all this was last looked through.
-    """
-
-    all: list[nn.Parameter] = field(default_factory=list)
-    owners: list[dict[str, nn.Parameter | None]] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-    movable: list[Tensor] = field(default_factory=list)
-    addresses: list[int] = field(default_factory=list)
-    parts: list[dict[str, nn.Module | None]] = field(default_factory=list)
-    were: list[dict[str, nn.Module | None]] = field(default_factory=list)
-    own: list[dict[str, object]] = field(default_factory=list)
-    hooks: list[dict[int, Any]] = field(default_factory=list)
-    noted: int = -1
-
-    def current(self) -> bool:
-        """Whether all are where they were, in the same modules, and there are any."""
-        held = all(map(is_, map(dict.get, self.owners, self.names), self.all))
-        same = held and self.parts == self.were and not any(map(contains, self.own, repeat("forward")))
-        return same and bool(self.all) and self._in_place()
-
-    def untouched(self) -> bool:
-        """Whether :meth:`current` was so with no hooks, and nothing was noted since: what a single token can afford."""
-        if self.noted == changes():
-            return self._in_place()
-        now = changes()
-        if not self.current() or any(self.hooks):
-            return False
-        self.noted = now
-        return True
-
-    def _in_place(self) -> bool:
-        return [*map(Tensor.data_ptr, self.movable)] == self.addresses
-
-
-def joined(parts: Iterable[Weights]) -> Weights:
-    """All of several."""
-    out = Weights()
-    for part in parts:
-        for name in ("all", "owners", "names", "movable", "addresses", "parts", "were", "own", "hooks"):
-            getattr(out, name).extend(getattr(part, name))
-    return out
-
-
 def fits(weight: object, shape: tuple[int, ...]) -> bool:
     """Whether the native library can read it where it lies, as that many numbers."""
     if not isinstance(weight, Tensor) or tuple(weight.shape) != shape:
@@ -127,7 +72,7 @@ class LaidOut:
     """
 
     def __init__(self, block: Block) -> None:
-        self.block = block
+        self.block, self.spec = block, block.spec
         self.attention = block.spec.attention
         self.struct = c.Block()
         self.weights = Weights()
@@ -135,8 +80,8 @@ class LaidOut:
     def ready(self, width: int) -> bool:
         """Whether the native library can be called with it as it is now.
 
-        Not where somebody hooked a function to a part of it or put something else in its place, nor where weights
-        are not what its spec says: then the block itself is called.
+        Not where somebody hooked a function to a part of it, put something else in its place or a function in place
+        of a method, nor where weights are not what its spec says: then the block itself is called.
 
         Args:
             width: of the stream.
@@ -153,14 +98,15 @@ class LaidOut:
     def _lay_out(self, found: Weights) -> tuple[c.Block, Weights]:
         block, spec = self.block, self.block.spec
         found.hooks = hooks_of(block)
+        if spec != self.spec:  # who reads whom, and what turns, the cache and the stack have from the first one
+            raise Unlike
         for module in block.modules():
-            if type(module) not in OWN or "forward" in module.__dict__:
+            if type(module) not in OWN or not is_plain(module):
                 raise Unlike
             if module._modules:
                 found.parts.append(module._modules)
                 found.were.append(dict(module._modules))
-            if not isinstance(module, Named):
-                found.own.append(module.__dict__)
+            found.add(module)
         first = next(m for m in block.modules() if isinstance(m, Linear)).weight
         if first is None or first.dim() != 2 or [*block.branches] != [branch.name for branch in spec.branches]:
             raise Unlike
@@ -175,7 +121,7 @@ class LaidOut:
             norms = (branch.pre_norm, branch.out_norm, branch.post_norm)
             to.pre, to.out, to.post = (_norm(n, d, found) for n in norms)
             to.scale = branch.spec.scale
-            if isinstance(branch.body, Attention):
+            if isinstance(branch.body, Attention) and branch.body.spec == branch.spec.body:
                 to.kind, to.attention = 0, _attention(branch.body, d, found)
             elif isinstance(branch.body, Mlp):
                 to.kind, to.feedforward = 1, _mlp(branch.body, d, found)
@@ -186,6 +132,8 @@ class LaidOut:
 
 def _attention(a: Attention, d: int, found: Weights) -> c.Attention:
     spec = a.spec
+    if a.near_keys is not None or a.near_values is not None:
+        raise Unlike
     reading = c.Reading(
         causal=spec.mask.causal, window=spec.mask.window or 0, scale=spec.score_scale, cap=spec.soft_cap or 0.0
     )
@@ -217,8 +165,9 @@ def _mlp(mlp: Mlp, d: int, found: Weights) -> c.Feedforward:
 
 
 def _matrix(linear: Linear, rows: int, cols: int, found: Weights) -> c.Matrix:
-    at = _address(linear, "weight", (rows, cols), found)
-    bias = 0 if linear._parameters.get("bias") is None else _address(linear, "bias", (rows,), found)
+    if not isinstance(linear, Linear) or linear.product not in (F.linear, multiply):
+        raise Unlike
+    at, bias = _address(linear, "weight", (rows, cols), found), _bias(linear, rows, found)
     weight = linear.weight
     kind = weight.format if isinstance(weight, Stored) else 0
     return c.Matrix(data=at, bias=bias, rows=rows, cols=cols, format=kind)
@@ -229,14 +178,24 @@ def _norm(norm: nn.Module, width: int, found: Weights) -> c.Norm:
         return c.Norm()
     if not isinstance(norm, Norm):
         raise Unlike
-    at = _address(norm, "weight", (width,), found)
-    bias = 0 if norm._parameters.get("bias") is None else _address(norm, "bias", (width,), found)
+    at, bias = _address(norm, "weight", (width,), found), _bias(norm, width, found)
     return c.Norm(weight=at, bias=bias, eps=norm.spec.eps, offset=norm.spec.offset, kind=KINDS[norm.spec.kind])
+
+
+def _bias(module: nn.Module, width: int, found: Weights) -> int:
+    """Where it lies; 0 where there is none, and one that comes there later is a change."""
+    if getattr(module, "bias", Unlike) is not None:
+        return _address(module, "bias", (width,), found)
+    found.all.append(None)
+    found.owners.append(module._parameters)
+    found.names.append("bias")
+    return 0
 
 
 def _address(module: nn.Module, name: str, shape: tuple[int, ...], found: Weights) -> int:
     weight = module._parameters.get(name)
-    if weight is None or not fits(weight, shape):
+    # A tensor that is no parameter may be set in place of one.
+    if weight is None or getattr(module, name) is not weight or not fits(weight, shape):
         raise Unlike
     found.all.append(weight)
     found.owners.append(module._parameters)
@@ -245,6 +204,7 @@ def _address(module: nn.Module, name: str, shape: tuple[int, ...], found: Weight
         return weight.raw.data_ptr()
     found.movable.append(weight)
     found.addresses.append(weight.data_ptr())
+    found.counts.append(weight.numel())
     return found.addresses[-1]
 
 
@@ -253,10 +213,10 @@ def laid_out_norm(norm: nn.Module, width: int, found: Weights | None = None) -> 
 
     Its weights are added to those that were ``found``.
     """
-    if type(norm) not in OWN or "forward" in norm.__dict__ or any(hooks_of(norm)) or any(EVERYWHERE):
+    if type(norm) not in OWN or not is_plain(norm) or any(hooks_of(norm)) or any(EVERYWHERE):
         return None
     found = Weights() if found is None else found
-    found.own.append(norm.__dict__)
+    found.add(norm)
     found.hooks += hooks_of(norm)
     try:
         return _norm(norm, width, found)

@@ -7,22 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from ctypes import pointer
-from operator import is_
+from operator import and_, is_
 from typing import Any, Protocol, runtime_checkable
 from weakref import ref
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from cutaway.cache import StoredCache
 from cutaway.kernels import layout as c
-from cutaway.kernels import matrix_of
+from cutaway.kernels import matrix_of, multiply
 from cutaway.models.fused import FusedStack, slots_of
 from cutaway.models.head import Head, finished
 from cutaway.models.laid_out import fits
 from cutaway.models.tokens import tokens_of
 from cutaway.modules.attention import How
 from cutaway.modules.embedding import Embedding
+from cutaway.modules.part import changes, is_plain
 from cutaway.modules.rotary import asks_length, rotary_table
 from cutaway.modules.stack import Stack
 from cutaway.spec import RotarySpec
@@ -50,13 +52,28 @@ class Steps:
     def __init__(self, model: Decoding, whole: FusedStack) -> None:
         self._of, self._whole = ref(model), whole
         self._embed, self._stack, self._head = model.embed, model.decoder, model.head
-        spec, layers = self._embed.spec, self._stack.spec.layers
-        self._asks_length = any(asks_length(layer.attention.rotary) for layer in layers)
-        # Whether ids are looked up, run through the layers and scored, and nothing else comes between.
-        looked_up = spec.positions is None and not spec.types and spec.norm is None and self._embed.tokens is not None
-        self._plain = looked_up and self._head.spec.transform is None and not self._asks_length
+        self._kinds = (type(model), Embedding, Stack, Head)  # of a class made of one of them nothing is known
+        self._compared = -1  # the change that was the last when the next three were found
+        self._known, self._asks_length, self._plain = False, False, False
         # cos and sin of the first positions, by what turns.
         self._angles: dict[RotarySpec, tuple[Tensor, Tensor]] = {}
+
+    def _compare(self, model: Decoding) -> None:
+        """Find out what lies between ids and scores, where anything was noted."""
+        if self._compared == (now := changes()):
+            return
+        embed, head, layers = self._embed, self._head, self._stack.spec.layers
+        parts = (model, embed, self._stack, head)
+        own = [isinstance(part, nn.Module) and is_plain(part) for part in parts]
+        own = [*map(and_, own, map(is_, map(type, parts), self._kinds))]
+        # Whether the model does nothing but call its parts in turn.
+        self._known = own[0]
+        self._asks_length = any(asks_length(layer.attention.rotary) for layer in layers)
+        # Whether ids are looked up, run through the layers and scored, and nothing else comes between.
+        looked_up = embed.spec.positions is None and embed.types is None and embed.norm is None
+        scored = head.spec.transform is None and head.product in (F.linear, multiply)
+        self._plain = all(own) and looked_up and embed.tokens is not None and scored and not self._asks_length
+        self._compared = now
 
     @property
     def _model(self) -> Decoding:
@@ -84,7 +101,10 @@ class Steps:
         if torch.is_grad_enabled() or self._stack.training or how not in ("fused", "steady"):
             return None
         model, parts = self._model, (self._embed, self._stack, self._head)
-        if not all(map(is_, (model.embed, model.decoder, model.head), parts)) or self._stack.whole is not self._whole:
+        self._compare(model)
+        if not all(map(is_, (model.embed, model.decoder, model.head), parts)):
+            return None
+        if not self._known or self._stack.whole is not self._whole:
             return None
         width = self._embed.table.shape[-1]
         if how == "steady" and not self._whole.ready(width):

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cutaway.cache import Cache, KvDtype, NoCache, Source, StoredCache, new_cache
 from cutaway.errors import RequestError
@@ -16,6 +16,7 @@ from cutaway.models.head import Classifier, Head, Pooler
 from cutaway.models.steps import Steps
 from cutaway.modules.attention import How
 from cutaway.modules.embedding import Embedding
+from cutaway.modules.part import Part
 from cutaway.modules.rotary import asks_length, text_lengths
 from cutaway.modules.stack import Stack
 from cutaway.modules.tap import Tap
@@ -25,7 +26,7 @@ from cutaway.spec import ClassifierSpec, HeadSpec, ModelSpec, PoolerSpec
 Start: TypeAlias = tuple[int, Stream]  # a layer, and the stream that enters it
 
 
-class Transformer(nn.Module):
+class Transformer(Part):
     """A language model of either or both stacks, assembled from its spec.
 
     ::
@@ -270,7 +271,8 @@ class Transformer(nn.Module):
 
     def use_kernels(self, enabled: bool = True) -> bool:
         """Run the blocks through the native library from now on, or no longer: see :func:`models.ways.native`."""
-        return ways.native(self, enabled)
+        # A class made of this one may have other ways from ids to scores.
+        return ways.native(self, enabled, stepping=type(self) is Transformer)
 
     def _check_source(self, source: Source | None, rows: int) -> None:
         if source is not None and len(source.lengths) != rows:

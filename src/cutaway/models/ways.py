@@ -6,7 +6,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from cutaway.errors import RequestError
 from cutaway.kernels import Stored, library, multiply
@@ -61,7 +60,7 @@ def compiled(model: Stacked, enabled: bool = True, **options: Any) -> None:
         stack.runners = [*compiled_blocks(_blocks(stack), **options)] if enabled else None
 
 
-def native(model: Stacked, enabled: bool = True) -> bool:
+def native(model: Stacked, enabled: bool = True, stepping: bool = True) -> bool:
     """Run the blocks that the native library knows through it from now on, or no longer.
 
     A pass that is watched, or that keeps gradients, runs the plain blocks.
@@ -69,6 +68,7 @@ def native(model: Stacked, enabled: bool = True) -> bool:
     Args:
         model: whose blocks.
         enabled: False goes back to the plain blocks.
+        stepping: whether a token at a time may go past the model's own ``hidden`` and ``unembed``.
 
     Returns:
         Whether there is a library, and the weights are fp32 on a CPU.
@@ -80,7 +80,7 @@ def native(model: Stacked, enabled: bool = True) -> bool:
         stack.whole = FusedStack(stack, found) if found is not None and blocks else None
     _multiply(model, F.linear if found is None else multiply)
     whole, head = model.decoder.whole, model.head
-    able = isinstance(whole, FusedStack) and whole.entire and isinstance(head, Head)
+    able = stepping and isinstance(whole, FusedStack) and whole.entire and isinstance(head, Head)
     model.steps = Steps(model, whole) if able else None  # type: ignore[arg-type]
     return found is not None
 
@@ -91,5 +91,6 @@ def _blocks(stack: Stack) -> list[Block]:
 
 def _multiply(model: Stacked, product: Product) -> None:
     for module in model.modules():
-        if isinstance(module, (Linear, Head)) and isinstance(module, nn.Module):
+        # Somebody else's stays.
+        if isinstance(module, (Linear, Head)) and module.product in (F.linear, multiply):
             module.product = product
