@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from os import PathLike
@@ -23,6 +24,7 @@ from cutaway.errors import RequestError
 from cutaway.formats.mixes import mix_named
 from cutaway.formats.paths import usable_path
 from cutaway.generation.checks import whole
+from cutaway.kernels import Stored
 from cutaway.model import Model
 from cutaway.models.init import built
 from cutaway.spec import GenerationSettings, ModelSpec
@@ -192,6 +194,11 @@ def save(
     if not isinstance(model, Model):
         raise RequestError("not a model", field="model", expected="what load or build gave", got=model)
     usable_path(path, wanted="a folder, or a file for GGUF")
+    if any(isinstance(weight, Stored) and weight.rounds for weight in model.transformer.parameters()):
+        warnings.warn(
+            "a file holds the Q8_0 weights of int8, but not that products round: load it with quantize='int8'",
+            stacklevel=2,
+        )
     number, mix = dtype_named(dtype), None if quantize is None else mix_named(quantize)
     if mix is not None and number is not None:
         raise RequestError("says otherwise than quantize", field="dtype", expected=None, got=dtype)

@@ -455,3 +455,25 @@ def test_a_number_that_no_block_holds_is_named(tmp_path: Path) -> None:
     with pytest.raises(DtypeError) as caught:
         cutaway.load(folder, quantize="q8_0")
     assert caught.value.field == "decoder.layers.1.branches.mlp.body.up.weight"
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3"])
+def test_what_stays_as_numbers_is_said(tmp_path: Path, name: str) -> None:
+    """Experts, and rows that are not whole blocks of 32: nobody counts on memory that is not saved."""
+    folder = tiny.write(tiny.config(name), tmp_path / "m")
+    with pytest.warns(UserWarning, match=r"matrices of .* MiB stay as numbers beside Q4_0") as said:
+        model = cutaway.load(folder, quantize="q4_0").transformer
+    numbers = [key for key, x in model.named_parameters() if x.dim() > 1 and not isinstance(x, Stored)]
+    assert numbers
+    assert f": {len(numbers)} matrices" in str(said[0].message)
+
+
+def test_a_file_does_not_hold_the_rounding_of_products(tmp_path: Path) -> None:
+    folder = tiny.write(tiny.config("llama"), tmp_path / "m")
+    model = cutaway.load(folder, quantize="int8")
+    with pytest.warns(UserWarning, match="load it with quantize='int8'"):
+        cutaway.save(model, tmp_path / "again.gguf", format="gguf")
+    twice = cutaway.load(tmp_path / "again.gguf", quantize="int8")
+    assert any(isinstance(x, Stored) and x.rounds for x in twice.transformer.parameters())
+    ids = [3, 1, 4, 1, 5]
+    assert torch.equal(model.logits(ids), twice.logits(ids))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 import torch
@@ -113,10 +113,24 @@ def fill(
     left = [name for rule in used if isinstance(rule, Drop) and rule.learned for name in rule.theirs]
     if left:
         warnings.warn(f"{path}: left behind, as this model has no use for them: {', '.join(left)}", stacklevel=2)
+    if quantize is not None:
+        _say_what_stays(given, plain, quantize, path)
     model.load_state_dict(given, assign=True)
     in_large_pages(model.parameters())
     for parameter in model.parameters():
         parameter.requires_grad_(not isinstance(parameter, Stored))
+
+
+def _say_what_stays(given: Mapping[str, Tensor], plain: frozenset[str], kind: BlockType, path: str) -> None:
+    """Warn of matrices that are numbers still: experts', and those whose rows are not whole blocks."""
+    stay = {name: x for name, x in given.items() if (name in plain or x.dim() == 3) and not isinstance(x, Stored)}
+    size = sum(x.nbytes for x in stay.values())
+    if stay:
+        warnings.warn(
+            f"{path}: {len(stay)} matrices of {size / 2**20:,.1f} MiB stay as numbers beside {kind.name}, experts or of"
+            f" rows that are not whole blocks: {', '.join([*stay][:3])}{', …' if len(stay) > 3 else ''}",
+            stacklevel=2,
+        )
 
 
 def _quantised(numbers: Tensor, kind: BlockType, name: str, path: str) -> Tensor:
