@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -248,7 +249,7 @@ def test_a_recorder_hands_on_scopes_that_are_wanted() -> None:
 
 def test_how_large_what_is_kept_is(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what is finite, over all pieces; nothing as large as the quantity is made for it."""
-    monkeypatch.setattr("cutaway.inspection.trace.PIECE", 7)
+    monkeypatch.setattr(import_module("cutaway.inspection.trace"), "PIECE", 7)  # the room's own name is the function
     found = trace(model, [[5, 9, 17, 7], [11, 12]], ("*.0.attn.scores", "logits"))  # −inf, and NaN past the end
     sizes, real = list[int](), Tensor.double
     monkeypatch.setattr(Tensor, "double", lambda self: sizes.append(self.numel()) or real(self))
