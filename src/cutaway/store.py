@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from cutaway.checkpoints.gguf_save import form_of, save_gguf
-from cutaway.checkpoints.load import dtype_named, load_checkpoint
+from cutaway.checkpoints.load import Checkpoint, dtype_named, load_checkpoint
 from cutaway.checkpoints.progress import Progress
 from cutaway.checkpoints.quantised import Losses
 from cutaway.checkpoints.recipe import read_recipe
@@ -24,7 +24,7 @@ from cutaway.errors import RequestError
 from cutaway.formats.mixes import mix_named
 from cutaway.formats.paths import usable_path
 from cutaway.generation.checks import whole
-from cutaway.kernels import Stored
+from cutaway.kernels import rounds
 from cutaway.model import Model
 from cutaway.models.init import built
 from cutaway.spec import GenerationSettings, ModelSpec
@@ -37,7 +37,6 @@ from cutaway.tokenizers.save import companions
 from cutaway.tokenizers.tokenizer import Tokenizer
 
 
-@uncollected()
 def load(
     source: str | PathLike[str] = "smollm2",
     *,
@@ -78,22 +77,27 @@ def load(
         raise RequestError("not a list of keys", field="ignore", expected=f"({ignore!r},)", got=ignore)
     resolved = resolve(source, revision=revision, offline=offline, progress=progress)
     report = None if progress is None else (lambda done, total: progress(done, total, f"loading {resolved.path.name}"))
-    checkpoint = load_checkpoint(
-        resolved, dtype=dtype, device=device, quantize=quantize, mmap=mmap, ignore=ignore, progress=report
-    )
-    spec = checkpoint.transformer.spec
-    rows = spec.source_vocab_size or spec.vocab_size  # a text is read by the source's table, where that is another
-    tokenizer: Tokenizer | None
-    if checkpoint.metadata:
-        has_one = has_vocabulary(checkpoint.metadata)
-        tokenizer = from_gguf(checkpoint.metadata, checkpoint.types, vocab_rows=rows) if has_one else None
-    else:
-        tokenizer = from_folder(checkpoint.path, vocab_rows=rows)
+    with uncollected():
+        checkpoint = load_checkpoint(
+            resolved, dtype=dtype, device=device, quantize=quantize, mmap=mmap, ignore=ignore, progress=report
+        )
+        tokenizer = _vocabulary_of(checkpoint)
     settings = checkpoint.settings
     if tokenizer is not None:
         settings = _with_ends(settings, tokenizer.eos_ids)
     sentence = read_sentence(checkpoint.path) if checkpoint.path.is_dir() else None
     return Model(checkpoint.transformer, tokenizer, settings, checkpoint, sentence)
+
+
+def _vocabulary_of(checkpoint: Checkpoint) -> Tokenizer | None:
+    """What turns text into ids, if the checkpoint has it."""
+    spec = checkpoint.transformer.spec
+    rows = spec.source_vocab_size or spec.vocab_size  # a text is read by the source's table, where that is another
+    if not checkpoint.metadata:
+        return from_folder(checkpoint.path, vocab_rows=rows)
+    if not has_vocabulary(checkpoint.metadata):
+        return None
+    return from_gguf(checkpoint.metadata, checkpoint.types, vocab_rows=rows)
 
 
 def _with_ends(settings: GenerationSettings, eos_ids: Iterable[int]) -> GenerationSettings:
@@ -194,7 +198,7 @@ def save(
     if not isinstance(model, Model):
         raise RequestError("not a model", field="model", expected="what load or build gave", got=model)
     usable_path(path, wanted="a folder, or a file for GGUF")
-    if any(isinstance(weight, Stored) and weight.rounds for weight in model.transformer.parameters()):
+    if rounds(model.transformer):
         warnings.warn(
             "a file holds the Q8_0 weights of int8, but not that products round: load it with quantize='int8'",
             stacklevel=2,

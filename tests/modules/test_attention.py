@@ -135,6 +135,39 @@ def test_worked_scores() -> None:
         assert seen[name].nbytes == case["GiB_at_2_bytes"] * 2**30
 
 
+@pytest.mark.parametrize("bias", [None, AlibiBias()])
+@pytest.mark.parametrize("cap", [None, 5.0])
+@pytest.mark.parametrize("pads", [False, True])
+def test_weights_laid_over_scores_are_the_same(bias: AlibiBias | None, cap: float | None, pads: bool) -> None:
+    """Where nobody has the scores their memory is used again; where somebody has, they stay what they were."""
+    spec = AttentionSpec(4, 2, 8, MaskRule(), bias=bias, soft_cap=cap)
+    q, k, v = random_heads(2, 9, spec)
+    rows = [[*range(9)], [*range(6), -1, -1, -1] if pads else [*range(9)]]
+    a = attending(spec, plan_of(spec.mask, positions_of(*rows)))
+
+    class Keep(Tap):
+        def __init__(self, *names: str) -> None:
+            self.names, self.kept = names, dict[str, Tensor]()
+
+        def wants(self, name: str) -> bool:
+            return name in self.names
+
+        def __call__(self, name: str, value: Tensor) -> Tensor:
+            self.kept[name] = value
+            return value
+
+    both, one = Keep("scores", "weights"), Keep("weights")
+    slow = explicit(q.requires_grad_(), k, v, a).detach()  # gradients are wanted: nothing is written over
+    with torch.no_grad():
+        found = [explicit(q, k, v, a, tap) for tap in (both, one, None)]
+    assert all(torch.equal(z, slow) for z in found)
+    assert torch.equal(both.kept["weights"], one.kept["weights"])
+    mask = a.plan.piece(0, 9).expand_as(both.kept["scores"])
+    assert torch.equal(both.kept["scores"].isinf(), ~mask)
+    real = mask.any(-1)
+    assert torch.equal(both.kept["scores"].softmax(-1)[real], both.kept["weights"][real])
+
+
 WAYS = (attend, explicit, blockwise, steady)
 SPECS = {
     "plain": AttentionSpec(4, 4, 8),

@@ -107,6 +107,13 @@ def test_sentencepiece_itself(trained: Any):
     assert ours.encode("<sep>") == [trained.piece_to_id("<sep>")]
 
 
+@pytest.mark.parametrize("kind", ["byte level", "sentencepiece"])
+def test_the_size_that_is_told_is_the_size_that_is_found(kind: str):
+    metadata = small.byte_level_metadata() if kind == "byte level" else small.sentencepiece_metadata(prefix=False)
+    tokenizer = from_gguf(metadata, small.declared)
+    assert tokenizer.vocab_size == vocabulary_size(tokenizer.backend, float("inf")) > 100
+
+
 def test_ends_of_turn():
     metadata = small.byte_level_metadata()
     more = {"tokenizer.ggml.eot_token_id": 0, "tokenizer.ggml.eom_token_id": 5}

@@ -14,8 +14,8 @@ from cutaway.inspection.linear import pre_cap, rows_of_head, signed, through
 from cutaway.inspection.listed import names_listed
 from cutaway.inspection.reading import Text, named, streamed, text_of, watching
 from cutaway.inspection.route import Route, route_to
-from cutaway.inspection.slopes import rounds
 from cutaway.inspection.target import Of, Target, in_words, place_in, pooled_place, target_of
+from cutaway.kernels import rounds
 from cutaway.models import Transformer
 from cutaway.models.head import Classifier, Head
 from cutaway.modules.activation import ACTIVATIONS

@@ -5,13 +5,8 @@ from __future__ import annotations
 import torch
 
 from cutaway.errors import RequestError
-from cutaway.kernels import Stored
+from cutaway.kernels import rounds
 from cutaway.models import Transformer
-
-
-def rounds(model: Transformer) -> bool:
-    """Whether it was loaded as ``int8``, so that products round what they multiply."""
-    return any(isinstance(weight, Stored) and weight.rounds for weight in model.parameters())
 
 
 def check_slopes(model: Transformer, field: str) -> None:

@@ -234,6 +234,11 @@ def matrix_of(weight: Tensor, bias: Tensor | None = None) -> Matrix:
     return Matrix(data=data.data_ptr(), bias=at, rows=rows, cols=cols, format=number)
 
 
+def rounds(module: nn.Module) -> bool:
+    """Whether it was loaded as ``int8``, so that some of its products round what they multiply."""
+    return any(isinstance(weight, Stored) and weight.rounds for weight in module.parameters())
+
+
 def _fits(bias: Tensor, weight: Tensor) -> bool:
     """Whether the native library can add it."""
     return _plain(bias) and bias.shape == weight.shape[:1] and bias.is_contiguous()
