@@ -14,6 +14,7 @@ import pytest
 
 from cutaway.errors import CutawayError, LimitExceeded, TemplateError, TokenizerError
 from cutaway.tokenizers import from_folder, from_gguf
+from cutaway.tokenizers.rust import vocabulary_size
 from tests.tokenizers import small
 from tests.tokenizers.texts import random_texts
 
