@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,35 @@ def test_the_same_bits_in_any_company() -> None:
                 assert torch.equal(last([text[5:70], text[:1]], cuts), alone)
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"head_dim": 6, "num_attention_heads": 4, "num_key_value_heads": 4},
+        {"head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 4},
+        {"head_dim": 40, "num_attention_heads": 6, "num_key_value_heads": 2},
+        {"head_dim": 64, "num_attention_heads": 5, "num_key_value_heads": 1},
+        {"head_dim": 112, "num_attention_heads": 2, "num_key_value_heads": 2},
+        {"model_type": "mistral", "sliding_window": 37, "head_dim": 32},
+    ],
+    ids=str,
+)
+def test_the_same_bits_for_heads_of_any_width(values: dict[str, Any]) -> None:
+    """Many queries read keys that are laid across, one reads them as they lie; both meet block borders and windows."""
+    model = tiny.transformer({**tiny.config("llama"), **values})
+    assert model.use_kernels()
+    assert n_fused(model) == len(model.spec.decoder.layers)
+    model.warned_length = True
+    text = torch.randint(3, 60, (101,), generator=torch.Generator().manual_seed(0)).tolist()
+
+    def parts(cuts: list[int]) -> Tensor:
+        session = Session(model, 1, capacity=128)
+        return torch.cat([session.feed_each([text[a:b]]) for a, b in itertools.pairwise([0, *cuts, 101])])
+
+    whole = parts([])
+    assert torch.equal(parts(list(range(1, 101))), whole)
+    assert torch.equal(parts([3, 33, 40, 96]), whole)
 
 
 def test_who_watches_gets_the_readable_block() -> None:

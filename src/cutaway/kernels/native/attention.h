@@ -3,8 +3,10 @@
 // (Milakov & Gimelshein 2018; Dao et al. 2022.) Blocks begin at the first slot, and within one every sum has its
 // order, so that a query's result depends on its own keys alone.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "curves.h"
@@ -12,8 +14,9 @@
 namespace cutaway {
 
 constexpr int KEYS = 32;     // of a block
-constexpr int QUERIES = 4;   // that read a block together
-constexpr int WIDE = 64 / LANES;  // registers of a value that are summed side by side
+constexpr int QUERIES = 4;   // whose sums are held side by side
+constexpr int SIDE = 16;     // that become weights side by side
+constexpr int RUN = 64;      // that pass by a block while it is near
 
 struct Keys {
     const float* k;                    // [batch, kv_head, slot, d_head], by strides
@@ -75,7 +78,7 @@ inline Seen seen(const Reading& r, int64_t query, int64_t least, int64_t most) {
 
 // Dot products of up to four queries with one key.
 template <int N>
-inline void dots(const Query* queries, const float* key, int64_t width, float* out, int64_t stride) {
+inline void dots(const Query* queries, const float* key, int64_t width, float* out) {
     Vec acc[N];
     for (int i = 0; i < N; i++) acc[i] = zero();
     int64_t d = 0;
@@ -86,13 +89,13 @@ inline void dots(const Query* queries, const float* key, int64_t width, float* o
     for (int i = 0; i < N; i++) {
         float sum = total(acc[i]);
         for (int64_t e = d; e < width; e++) sum += queries[i].q[e] * key[e];
-        out[i * stride] = sum;
+        out[i * KEYS] = sum;
     }
 }
 
 // The same with four keys that follow one another: each number that was loaded is used N or four times.
 template <int N>
-inline void dots_by_four(const Query* queries, const float* key, int64_t apart, int64_t width, float* out, int64_t stride) {
+inline void dots_by_four(const Query* queries, const float* key, int64_t apart, int64_t width, float* out) {
     Vec acc[N][4];
     for (int i = 0; i < N; i++)
         for (int j = 0; j < 4; j++) acc[i][j] = zero();
@@ -106,9 +109,9 @@ inline void dots_by_four(const Query* queries, const float* key, int64_t apart, 
         }
     }
     for (int i = 0; i < N; i++) {
-        _mm_storeu_ps(out + i * stride, totals(acc[i][0], acc[i][1], acc[i][2], acc[i][3]));
+        _mm_storeu_ps(out + i * KEYS, totals(acc[i][0], acc[i][1], acc[i][2], acc[i][3]));
         for (int j = 0; j < 4; j++)
-            for (int64_t e = d; e < width; e++) out[i * stride + j] += queries[i].q[e] * key[j * apart + e];
+            for (int64_t e = d; e < width; e++) out[i * KEYS + j] += queries[i].q[e] * key[j * apart + e];
     }
 }
 
@@ -116,140 +119,251 @@ inline void dots_by_four(const Query* queries, const float* key, int64_t apart, 
 template <int N>
 inline void dots_of(const Query* queries, const float* key, int64_t apart, int64_t count, int64_t width, float* out) {
     int64_t j = 0;
-    for (; j + 4 <= count; j += 4) dots_by_four<N>(queries, key + j * apart, apart, width, out + j, KEYS);
-    for (; j < count; j++) dots<N>(queries, key + j * apart, width, out + j, KEYS);
+    for (; j + 4 <= count; j += 4) dots_by_four<N>(queries, key + j * apart, apart, width, out + j);
+    for (; j < count; j++) dots<N>(queries, key + j * apart, width, out + j);
 }
 
-// z ← kept · z + Σ weight · value, over the values of a block.
-template <bool SKIP>
-inline void gather(const float* weights, const float* values, int64_t stride, int64_t count, float kept, float* z, int64_t width) {
+// A block's keys, number by number: [width, KEYS], zeros after the last key. For many queries that is worth its while.
+inline void lay_across(const float* key, int64_t apart, int64_t count, int64_t width, float* across) {
     int64_t d = 0;
-    for (; d + WIDE * LANES <= width; d += WIDE * LANES) {
-        Vec sums[WIDE];
-        for (int c = 0; c < WIDE; c++) sums[c] = mul(load(z + d + c * LANES), all(kept));
-        for (int64_t j = 0; j < count; j++) {
-            if (SKIP && weights[j] == 0) continue;
-            const Vec p = all(weights[j]);
-            for (int c = 0; c < WIDE; c++) sums[c] = fma(p, load(values + j * stride + d + c * LANES), sums[c]);
+    for (; d + 4 <= width; d += 4)
+        for (int64_t j = 0; j < KEYS; j += 4) {
+            __m128 four[4];
+            for (int i = 0; i < 4; i++) four[i] = j + i < count ? _mm_loadu_ps(key + (j + i) * apart + d) : _mm_setzero_ps();
+            _MM_TRANSPOSE4_PS(four[0], four[1], four[2], four[3]);
+            for (int i = 0; i < 4; i++) _mm_store_ps(across + (d + i) * KEYS + j, four[i]);
         }
-        for (int c = 0; c < WIDE; c++) store(z + d + c * LANES, sums[c]);
-    }
-    for (; d + LANES <= width; d += LANES) {
-        Vec sum = mul(load(z + d), all(kept));
-        for (int64_t j = 0; j < count; j++)
-            if (!SKIP || weights[j] != 0) sum = fma(all(weights[j]), load(values + j * stride + d), sum);
-        store(z + d, sum);
-    }
-    for (; d < width; d++) {
-        float sum = z[d] * kept;
-        for (int64_t j = 0; j < count; j++)
-            if (!SKIP || weights[j] != 0) sum += weights[j] * values[j * stride + d];
-        z[d] = sum;
+    for (; d < width; d++)
+        for (int64_t j = 0; j < KEYS; j++) across[d * KEYS + j] = j < count ? key[j * apart + d] : 0.0f;
+}
+
+// What `total` finds in lane FROM and every APART-th after it: those lanes' sums, added up in its order, of N queries
+// and LANES keys.
+template <int FROM, int APART, int N>
+inline void lanes_across(const float* const* q, const float* across, int64_t whole, Vec (&sums)[N]) {
+    if constexpr (APART == LANES) {
+        for (int i = 0; i < N; i++) sums[i] = zero();
+        for (int64_t d = FROM; d < whole; d += LANES) {
+            const Vec k = load(across + d * KEYS);
+            for (int i = 0; i < N; i++) sums[i] = fma(all(q[i][d]), k, sums[i]);
+        }
+    } else {
+        Vec more[N];
+        lanes_across<FROM, APART * 2>(q, across, whole, sums);
+        lanes_across<FROM + APART, APART * 2>(q, across, whole, more);
+        for (int i = 0; i < N; i++) sums[i] = add(sums[i], more[i]);
     }
 }
 
-// The same for four queries that read every key of the block: each value that was loaded is used four times.
-inline void gather_for_four(const Query* queries, const float* weights, const float* values, int64_t stride, int64_t count,
-                            const float* kept, int64_t width) {
-    constexpr int SOME = LANES == 16 ? 4 : 2;  // registers of a value: with four queries, as many sums as there is room for
-    int64_t d = 0;
+// The same results as dots_of, to the bit, from keys that lie across: nothing is added up between lanes.
+template <int N>
+inline void dots_across(const Query* queries, const float* across, int64_t count, int64_t width, float* out) {
+    constexpr int SOME = LANES == 8 && N > 2 ? 2 : N;  // whose sums, and those that wait for others, fit the registers
+    const int64_t whole = width / LANES * LANES;
+    for (int from = 0; from < N; from += SOME) {
+        const float* q[SOME];
+        for (int i = 0; i < SOME; i++) q[i] = queries[std::min(from + i, N - 1)].q;
+        for (int64_t j = 0; j < count; j += LANES) {
+            Vec sums[SOME];
+            lanes_across<0, 1>(q, across + j, whole, sums);
+            for (int i = 0; i < SOME && from + i < N; i++) {
+                for (int64_t d = whole; d < width; d++) sums[i] = add(sums[i], mul(all(q[i][d]), load(across + d * KEYS + j)));
+                store(out + (from + i) * KEYS + j, sums[i]);
+            }
+        }
+    }
+}
+
+// z ← kept · z + Σ weight · value over a block's values, for N queries, from number d on; how far whole registers go.
+template <int N, int SOME>
+inline int64_t gather_by(float* const* z, const float* const* weights, const float* values, int64_t stride, int64_t count,
+                         const float* kept, int64_t width, int64_t d) {
     for (; d + SOME * LANES <= width; d += SOME * LANES) {
-        Vec sums[4][SOME];
-        for (int i = 0; i < 4; i++)
-            for (int c = 0; c < SOME; c++) sums[i][c] = mul(load(queries[i].z + d + c * LANES), all(kept[i]));
+        Vec sums[N][SOME];
+        for (int i = 0; i < N; i++)
+            for (int c = 0; c < SOME; c++) sums[i][c] = mul(load(z[i] + d + c * LANES), all(kept[i]));
         for (int64_t j = 0; j < count; j++) {
             Vec value[SOME];
             for (int c = 0; c < SOME; c++) value[c] = load(values + j * stride + d + c * LANES);
-            for (int i = 0; i < 4; i++) {
-                const Vec p = all(weights[i * KEYS + j]);
+            for (int i = 0; i < N; i++) {
+                const Vec p = all(weights[i][j]);
                 for (int c = 0; c < SOME; c++) sums[i][c] = fma(p, value[c], sums[i][c]);
             }
         }
-        for (int i = 0; i < 4; i++)
-            for (int c = 0; c < SOME; c++) store(queries[i].z + d + c * LANES, sums[i][c]);
+        for (int i = 0; i < N; i++)
+            for (int c = 0; c < SOME; c++) store(z[i] + d + c * LANES, sums[i][c]);
     }
-    for (int i = 0; i < 4; i++)
-        if (d < width) gather<false>(weights + i * KEYS, values + d, stride, count, kept[i], queries[i].z + d, width - d);
+    return d;
 }
 
-// Up to four queries of one row that read the same key/value head.
-inline void attend(const Query* queries, int n, const Keys& keys, const Blocks& blocks, const Reading& reading,
-                   int64_t row, int64_t head, int64_t width) {
-    const float* k = keys.k + row * keys.k_row + head * keys.k_head;
-    const float* v = keys.v + row * keys.v_row + head * keys.v_head;
-    const int64_t* positions = keys.positions + row * keys.apart;
+template <int N>
+inline void gather(float* const* z, const float* const* weights, const float* values, int64_t stride, int64_t count,
+                   const float* kept, int64_t width) {
+    constexpr int MOST = N == 1 ? 64 / LANES : LANES == 16 ? 4 : 2;  // as many sums as there is room for
+    int64_t d = gather_by<N, MOST>(z, weights, values, stride, count, kept, width, 0);
+    d = gather_by<N, 2>(z, weights, values, stride, count, kept, width, d);
+    d = gather_by<N, 1>(z, weights, values, stride, count, kept, width, d);
+    for (int i = 0; i < N; i++)
+        for (int64_t e = d; e < width; e++) {
+            float sum = z[i][e] * kept[i];
+            for (int64_t j = 0; j < count; j++) sum += weights[i][j] * values[j * stride + e];
+            z[i][e] = sum;
+        }
+}
+
+// What becomes of a block for the queries that read of it: those up to `live`.
+struct Taken {
+    int who[SIDE], live = 0;
+    alignas(64) float kept[SIDE];  // what earlier blocks' sums are multiplied by
+    float added[SIDE];             // the block's weights
+    int64_t last[SIDE];            // keys up to the last that is read
+    bool holes[SIDE];              // some before it are not
+};
+
+// Dot products with a block's keys, of which some are there, become weights.
+inline void weigh(const Query* queries, int n, const Seen* what, float* s, const int64_t* positions, int64_t some,
+                  const Reading& reading, float* best, Taken& taken) {
     const float none = -std::numeric_limits<float>::infinity();
-    float best[QUERIES], sum[QUERIES];
+    Vec added[SIDE];
+    const bool few = n <= QUERIES;  // for whom waiting for all would take longer
     for (int i = 0; i < n; i++) {
-        best[i] = none;
-        sum[i] = 0;
-        std::memset(queries[i].z, 0, static_cast<size_t>(width) * sizeof(float));
-    }
-    alignas(64) float s[QUERIES * KEYS];
-    for (int64_t from = 0; from < keys.count; from += KEYS) {
-        const int64_t b = from / KEYS, some = std::min<int64_t>(KEYS, keys.count - from);
-        Seen what[QUERIES];
-        bool any = false;
-        for (int i = 0; i < n; i++) {
-            what[i] = seen(reading, queries[i].position, blocks.least[static_cast<size_t>(b)], blocks.most[static_cast<size_t>(b)]);
-            any |= what[i] != Seen::NONE;
+        if (what[i] == Seen::NONE) continue;
+        float* mine = s + i * KEYS;
+        Vec x[KEYS / LANES];
+        for (int j = 0; j < KEYS / LANES; j++) {
+            x[j] = mul(load(mine + j * LANES), all(reading.scale));
+            if (reading.cap != 0) x[j] = mul(hyperbolic_tangent(divide(x[j], all(reading.cap))), all(reading.cap));
         }
-        if (!any) continue;
-        const float *key = k + from * keys.k_slot, *value = v + from * keys.v_slot;
-        switch (n) {
-            case 1: dots_of<1>(queries, key, keys.k_slot, some, width, s); break;
-            case 2: dots_of<2>(queries, key, keys.k_slot, some, width, s); break;
-            case 3: dots_of<3>(queries, key, keys.k_slot, some, width, s); break;
-            default: dots_of<4>(queries, key, keys.k_slot, some, width, s);
-        }
-        float carried[QUERIES];
-        int reading_all[QUERIES], whole = 0;  // which queries read the whole block
-        for (int i = 0; i < n; i++) {
-            if (what[i] == Seen::NONE) continue;
-            float* mine = s + i * KEYS;
+        const bool every = what[i] == Seen::ALL && some == KEYS;
+        int64_t last = some, read = some;
+        if (!every) {
+            for (int j = 0; j < KEYS / LANES; j++) store(mine + j * LANES, x[j]);
             for (int64_t j = some; j < KEYS; j++) mine[j] = none;
-            for (int j = 0; j < KEYS; j += LANES) {
-                Vec x = mul(load(mine + j), all(reading.scale));
-                if (reading.cap != 0) x = mul(hyperbolic_tangent(divide(x, all(reading.cap))), all(reading.cap));
-                store(mine + j, x);
-            }
-            for (int64_t j = some; j < KEYS; j++) mine[j] = none;
-            int64_t last = some, left_out = 0;  // keys up to the last that is read, and how many of all are not
             if (what[i] == Seen::SOME) {
-                last = 0;
+                last = read = 0;
                 for (int64_t j = 0; j < some; j++) {
-                    if (may_read(reading, queries[i].position, positions[from + j])) last = j + 1;
-                    else mine[j] = none, left_out++;
+                    if (may_read(reading, queries[i].position, positions[j])) last = j + 1, read++;
+                    else mine[j] = none;
                 }
             }
-            Vec high = load(mine);
-            for (int j = LANES; j < KEYS; j += LANES) high = larger(high, load(mine + j));
-            const float top = std::max(best[i], highest(high));
-            if (top == none) continue;
-            const float kept = best[i] == none ? 0.0f : first(exponential(all(best[i] - top)));
-            Vec added = zero();
-            for (int j = 0; j < KEYS; j += LANES) {
-                const Vec x = load(mine + j);
-                // What may not be read weighs exactly nothing.
-                const Vec p = zero_where_equal(x, all(none), exponential(sub(x, all(top))));
-                store(mine + j, p);
-                added = add(added, p);
+            for (int j = 0; j < KEYS / LANES; j++) x[j] = load(mine + j * LANES);
+        }
+        Vec high = x[0];
+        for (int j = 1; j < KEYS / LANES; j++) high = larger(high, x[j]);
+        const float top = std::max(best[i], highest(high));
+        if (read == 0 || top == none) continue;
+        const float less = best[i] - top;
+        taken.kept[taken.live] = !few ? less : less == none ? 0.0f : first(exponential(all(less)));
+        best[i] = top;
+        added[taken.live] = zero();
+        for (int j = 0; j < KEYS / LANES; j++) {
+            Vec p = exponential(sub(x[j], all(top)));
+            if (!every) p = zero_where_equal(x[j], all(none), p);  // what may not be read weighs exactly nothing
+            store(mine + j * LANES, p);
+            added[taken.live] = add(added[taken.live], p);
+        }
+        taken.last[taken.live] = last;
+        taken.holes[taken.live] = read < last;
+        taken.who[taken.live++] = i;
+    }
+    for (int i = taken.live; i < SIDE; i++) taken.kept[i] = none;
+    for (int i = taken.live; i % 4; i++) added[i] = zero();
+    for (int i = 0; i < taken.live; i += 4)
+        _mm_store_ps(taken.added + i, totals(added[i], added[i + 1], added[i + 2], added[i + 3]));
+    for (int i = 0; !few && i < taken.live; i += LANES) {
+        const Vec x = load(taken.kept + i);
+        store(taken.kept + i, zero_where_equal(x, all(none), exponential(x)));
+    }
+}
+
+// z ← kept · z + Σ weight · value for N of those queries.
+template <int N>
+inline void gather_for(const Taken& taken, int from, const Query* queries, const float* s, const float* values,
+                       int64_t stride, int64_t some, int64_t width) {
+    // What may not be read is left out, not multiplied by nothing: who knows what lies there. So all go as far as the
+    // first key that one of them leaves out, and each goes on alone.
+    int64_t common = some;
+    float* z[N];
+    const float* weights[N];
+    for (int i = 0; i < N; i++) {
+        common = taken.holes[from + i] ? 0 : std::min(common, taken.last[from + i]);
+        z[i] = queries[taken.who[from + i]].z;
+        weights[i] = s + taken.who[from + i] * KEYS;
+    }
+    gather<N>(z, weights, values, stride, common, taken.kept + from, width);
+    const float kept = 1.0f;
+    for (int i = 0; i < N; i++)
+        for (int64_t j = common, next; j < taken.last[from + i]; j = next + 1) {
+            for (next = j; next < taken.last[from + i] && weights[i][next] != 0; next++) {}
+            const float* rest = weights[i] + j;
+            if (next > j) gather<1>(z + i, &rest, values + j * stride, stride, next - j, &kept, width);
+        }
+}
+
+// Dot products of N queries with a block's keys; `across` is where those lie across, or null.
+template <int N>
+inline void dots_with(const Query* queries, const float* across, const float* key, int64_t apart, int64_t some, int64_t width, float* s) {
+    if (across) dots_across<N>(queries, across, some, width, s);
+    else dots_of<N>(queries, key, apart, some, width, s);
+}
+
+// Call `f` with a number from 1 to 4 as a type.
+template <class Call>
+inline void with_count(int n, Call&& f) {
+    switch (n) {
+        case 1: return f(std::integral_constant<int, 1>{});
+        case 2: return f(std::integral_constant<int, 2>{});
+        case 3: return f(std::integral_constant<int, 3>{});
+        default: return f(std::integral_constant<int, 4>{});
+    }
+}
+
+// Queries of one row that read the same key/value head, no more than RUN.
+inline void attend(const Query* queries, int n, const Keys& keys, const Blocks& blocks, const Reading& reading,
+                   int64_t row, int64_t head, int64_t width) {
+    static thread_local std::vector<float> room;
+    const int64_t* positions = keys.positions + row * keys.apart;
+    float best[RUN], sum[RUN] = {0};
+    for (int i = 0; i < n; i++) {
+        best[i] = -std::numeric_limits<float>::infinity();
+        std::memset(queries[i].z, 0, static_cast<size_t>(width) * sizeof(float));
+    }
+    alignas(64) float s[SIDE * KEYS];
+    for (int64_t from = 0; from < keys.count; from += KEYS) {
+        const int64_t some = std::min<int64_t>(KEYS, keys.count - from);
+        const auto b = static_cast<size_t>(from / KEYS);
+        Seen what[RUN];
+        int any = 0;
+        for (int i = 0; i < n; i++) {
+            what[i] = seen(reading, queries[i].position, blocks.least[b], blocks.most[b]);
+            any += what[i] != Seen::NONE;
+        }
+        if (any == 0) continue;
+        const float* key = keys.k + row * keys.k_row + head * keys.k_head + from * keys.k_slot;
+        const float* value = keys.v + row * keys.v_row + head * keys.v_head + from * keys.v_slot;
+        float* across = nullptr;
+        if (any > 2 * QUERIES) {
+            room.resize(static_cast<size_t>(width * KEYS + 16));
+            across = room.data() + (64 - reinterpret_cast<uintptr_t>(room.data()) % 64) % 64 / sizeof(float);
+            lay_across(key, keys.k_slot, some, width, across);
+        }
+        for (int side = 0; side < n; side += SIDE) {
+            const int beside = std::min(SIDE, n - side);
+            const Query* these = queries + side;
+            for (int q = 0; q < beside; q += QUERIES)
+                with_count(std::min(QUERIES, beside - q), [&](auto count) {
+                    dots_with<count()>(these + q, across, key, keys.k_slot, some, width, s + q * KEYS);
+                });
+            Taken taken;
+            weigh(these, beside, what + side, s, positions + from, some, reading, best + side, taken);
+            for (int q = 0; q < taken.live; q += QUERIES)
+                with_count(std::min(QUERIES, taken.live - q), [&](auto count) {
+                    gather_for<count()>(taken, q, these, s, value, keys.v_slot, some, width);
+                });
+            for (int i = 0; i < taken.live; i++) {
+                float& mine = sum[side + taken.who[i]];
+                mine = mine * taken.kept[i] + taken.added[i];
             }
-            best[i] = top;
-            sum[i] = sum[i] * kept + total(added);
-            // What may not be read is left out, not multiplied by nothing: who knows what lies there.
-            carried[i] = kept;
-            if (left_out > some - last) gather<true>(mine, value, keys.v_slot, last, kept, queries[i].z, width);
-            else if (left_out) gather<false>(mine, value, keys.v_slot, last, kept, queries[i].z, width);
-            else reading_all[whole++] = i;
-        }
-        if (whole == QUERIES) {
-            gather_for_four(queries, s, value, keys.v_slot, some, carried, width);
-            continue;
-        }
-        for (int m = 0; m < whole; m++) {
-            const int i = reading_all[m];
-            gather<false>(s + i * KEYS, value, keys.v_slot, some, carried[i], queries[i].z, width);
         }
     }
     for (int i = 0; i < n; i++) {

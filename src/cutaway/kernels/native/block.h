@@ -92,15 +92,33 @@ inline void normed(const Norm& norm, const float* x, float* y, int64_t width) {
         if (x != y) std::memcpy(y, x, static_cast<size_t>(width) * sizeof(float));
         return;
     }
-    double mean = 0, square = 0;
+    const int64_t whole = width / LANES * LANES;
+    float m = 0;
     if (norm.kind == 1) {
-        for (int64_t d = 0; d < width; d++) mean += x[d];
-        mean /= static_cast<double>(width);
+        Doubles low = lower(zero()), high = low;
+        for (int64_t d = 0; d < whole; d += LANES) {
+            const Vec v = load(x + d);
+            low = add(low, lower(v));
+            high = add(high, upper(v));
+        }
+        double sum = total(add(low, high));
+        for (int64_t d = whole; d < width; d++) sum += x[d];
+        m = static_cast<float>(sum / static_cast<double>(width));
     }
-    const float m = static_cast<float>(mean);
-    for (int64_t d = 0; d < width; d++) square += static_cast<double>(x[d] - m) * static_cast<double>(x[d] - m);
+    Doubles low = lower(zero()), high = low;
+    for (int64_t d = 0; d < whole; d += LANES) {
+        const Vec v = sub(load(x + d), all(m));
+        low = fma(lower(v), lower(v), low);
+        high = fma(upper(v), upper(v), high);
+    }
+    double square = total(add(low, high));
+    for (int64_t d = whole; d < width; d++) square += static_cast<double>(x[d] - m) * static_cast<double>(x[d] - m);
     const float scale = 1.0f / std::sqrt(static_cast<float>(square / static_cast<double>(width)) + norm.eps);
-    for (int64_t d = 0; d < width; d++) {
+    for (int64_t d = 0; d < whole; d += LANES) {
+        const Vec z = mul(mul(sub(load(x + d), all(m)), all(scale)), add(load(norm.weight + d), all(norm.offset)));
+        store(y + d, norm.bias ? add(z, load(norm.bias + d)) : z);
+    }
+    for (int64_t d = whole; d < width; d++) {
         const float z = (x[d] - m) * scale * (norm.weight[d] + norm.offset);
         y[d] = norm.bias ? z + norm.bias[d] : z;
     }
@@ -277,7 +295,7 @@ class Runner {
         else for (int64_t h = 0; h < heads; h++) normed(norm, x + h * a.d_head, x + h * a.d_head, a.d_head);
     }
 
-    // Queries of one row and one key/value head are taken four at a time.
+    // Queries of one row and one key/value head go through its blocks together.
     struct Tile {
         int64_t row, head, from;  // token
         int count;                // queries
@@ -297,15 +315,15 @@ class Runner {
             int64_t stop = i;
             while (stop < pass_.n && pass_.rows[stop] == pass_.rows[i]) stop++;
             for (int64_t h = 0; h < a.n_kv_heads; h++)
-                for (int64_t p = 0; p < (stop - i) * group; p += QUERIES)
+                for (int64_t p = 0; p < (stop - i) * group; p += RUN)
                     tiles.push_back({pass_.rows[i], h, i + p / group,
-                                     static_cast<int>(std::min<int64_t>(QUERIES, (stop - i) * group - p)),
+                                     static_cast<int>(std::min<int64_t>(RUN, (stop - i) * group - p)),
                                      static_cast<int>(p % group)});
             i = stop;
         }
         auto call = [&](int64_t t) {
             const Tile& tile = tiles[static_cast<size_t>(t)];
-            Query queries[QUERIES];
+            Query queries[RUN];
             for (int j = 0; j < tile.count; j++) {
                 const int64_t i = tile.from + (tile.group + j) / group;
                 const int64_t h = tile.head * group + (tile.group + j) % group;

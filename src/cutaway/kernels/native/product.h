@@ -17,8 +17,8 @@ namespace cutaway {
 constexpr int SPAN = 640;                           // most numbers of a row that one accumulator adds up
 constexpr int W_TILE = 4;                           // rows of W and of x whose products are summed side by side
 constexpr int X_TILE = LANES == 16 ? 6 : 3;         // W_TILE · X_TILE accumulators fit the registers
-constexpr int X_BYTES = 384 << 10;                  // of x that stay in the second cache
-constexpr int X_MOST = 192;                         // rows of x at once
+constexpr int X_BYTES = 512 << 10;                  // of x that stay in the second cache
+constexpr int X_MOST = 264;                         // rows of x at once
 
 // Most rows of x for which W's numbers are made anew for each tile of them, rather than laid down for all.
 template <class F>
@@ -131,10 +131,12 @@ inline void expand_row(const Matrix& m, int64_t row, float* out) {
     }
 }
 
-// Rows of x that stay in the second cache while rows of W pass by.
+// Rows of x that stay in the second cache while rows of W pass by: as few blocks as can be, of one size.
 inline int64_t block_of(const Product& p) {
     const int64_t fit = X_BYTES / (p.padded * static_cast<int64_t>(sizeof(float)));
-    return std::min(std::max(fit, 4 * int64_t{X_TILE}), int64_t{X_MOST}) / X_TILE * X_TILE;
+    const int64_t most = std::min(std::max(fit, 4 * int64_t{X_TILE}), int64_t{X_MOST}) / X_TILE * X_TILE;
+    const int64_t n = std::max(p.n, int64_t{1}), blocks = (n + most - 1) / most, each = (n + blocks - 1) / blocks;
+    return (each + X_TILE - 1) / X_TILE * X_TILE;
 }
 
 // W_TILE rows of W for C rows of x. What W's numbers are never lies anywhere but in registers.

@@ -46,6 +46,12 @@ inline Vec from_bf16(const void* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 inline __m256 halved(Vec x) { return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)); }
+using Doubles = __m512d;  // half as many numbers
+inline Doubles lower(Vec x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)); }
+inline Doubles upper(Vec x) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)); }
+inline Doubles add(Doubles a, Doubles b) { return _mm512_add_pd(a, b); }
+inline Doubles fma(Doubles a, Doubles b, Doubles c) { return _mm512_fmadd_pd(a, b, c); }
+inline double total(Doubles x) { return _mm512_reduce_add_pd(x); }
 
 #else
 
@@ -86,6 +92,15 @@ inline Vec where_less(Vec a, Vec b, Vec yes, Vec no) { return _mm256_blendv_ps(n
 inline Vec zero_where_equal(Vec a, Vec b, Vec x) { return _mm256_andnot_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ), x); }
 inline float first(Vec x) { return _mm256_cvtss_f32(x); }
 inline __m256 halved(Vec x) { return x; }
+using Doubles = __m256d;
+inline Doubles lower(Vec x) { return _mm256_cvtps_pd(_mm256_castps256_ps128(x)); }
+inline Doubles upper(Vec x) { return _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)); }
+inline Doubles add(Doubles a, Doubles b) { return _mm256_add_pd(a, b); }
+inline Doubles fma(Doubles a, Doubles b, Doubles c) { return _mm256_fmadd_pd(a, b, c); }
+inline double total(Doubles x) {
+    const __m128d y = _mm_add_pd(_mm256_castpd256_pd128(x), _mm256_extractf128_pd(x, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(y, _mm_unpackhi_pd(y, y)));
+}
 
 #endif
 
