@@ -1,7 +1,7 @@
 """Native products, attention and blocks for a CPU, beside the plain PyTorch ones that define them."""
 
 from cutaway.kernels.library import NativeLibrary, library, missing
-from cutaway.kernels.stored import Stored, matrix_of, multiply, rounds, stored_matrix, together
+from cutaway.kernels.stored import Stored, matrix_of, multiply, rounds, size_of, stored_matrix, together
 from cutaway.kernels.threads import alone
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "missing",
     "multiply",
     "rounds",
+    "size_of",
     "stored_matrix",
     "together",
 ]

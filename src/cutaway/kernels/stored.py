@@ -229,9 +229,14 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def matrix_of(weight: Tensor, bias: Tensor | None = None) -> Matrix:
     """A weight where it lies, stored or contiguous fp32, as the native library is told of it. [rows, cols]"""
     number, data = (weight.format, weight.raw) if isinstance(weight, Stored) else (0, weight)
-    rows, cols = weight.shape
+    rows, cols = size_of(weight)
     at = None if bias is None else bias.data_ptr()
     return Matrix(data=data.data_ptr(), bias=at, rows=rows, cols=cols, format=number)
+
+
+def size_of(weight: Tensor) -> tuple[int, ...]:
+    """A weight's shape; of a stored one without the way through PyTorch's dispatch, which costs more than a product."""
+    return (weight.matrix.rows, weight.matrix.cols) if isinstance(weight, Stored) else tuple(weight.shape)
 
 
 def rounds(module: nn.Module) -> bool:

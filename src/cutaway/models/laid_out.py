@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
-from cutaway.kernels import Stored, multiply
+from cutaway.kernels import Stored, multiply, size_of
 from cutaway.kernels import layout as c
 from cutaway.models.as_laid import Weights
 from cutaway.modules.attention import Attention
@@ -53,10 +53,11 @@ class Unlike(Exception):
 
 def fits(weight: object, shape: tuple[int, ...]) -> bool:
     """Whether the native library can read it where it lies, as that many numbers."""
-    if not isinstance(weight, Tensor) or tuple(weight.shape) != shape:
+    if not isinstance(weight, Tensor) or size_of(weight) != shape:
         return False
-    lies = weight.dtype is torch.float32 and weight.device.type == "cpu" and weight.is_contiguous()
-    return isinstance(weight, Stored) or lies
+    if isinstance(weight, Stored):
+        return True
+    return weight.dtype is torch.float32 and weight.device.type == "cpu" and weight.is_contiguous()
 
 
 def hooks_of(module: nn.Module) -> list[dict[int, Any]]:

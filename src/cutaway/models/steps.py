@@ -11,13 +11,14 @@ from operator import and_, is_
 from typing import Any, Protocol, runtime_checkable
 from weakref import ref
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cutaway.cache import StoredCache
 from cutaway.kernels import layout as c
-from cutaway.kernels import matrix_of, multiply
+from cutaway.kernels import matrix_of, multiply, size_of
 from cutaway.models.fused import FusedStack, slots_of
 from cutaway.models.head import Head, finished
 from cutaway.models.laid_out import fits
@@ -106,7 +107,7 @@ class Steps:
             return None
         if not self._known or self._stack.whole is not self._whole:
             return None
-        width = self._embed.table.shape[-1]
+        width = size_of(self._embed.table)[1]
         if how == "steady" and not self._whole.ready(width):
             return None  # the readable blocks' sums are steady for four rows, not for one
         positions = cache.advance()
@@ -127,11 +128,11 @@ class Steps:
         if (kept := self._whole.kept_for(cache, width, step=True)) is None:
             return None
         table, head = self._embed.table, self._embed.table if self._head.weight is None else self._head.weight
-        bias, rows = self._head.bias, len(head)
-        able = fits(table, (len(table), width)) and fits(head, (rows, width)) and 0 <= min(ids) <= max(ids) < len(table)
+        bias, rows, known = self._head.bias, size_of(head)[0], size_of(table)[0]
+        able = fits(table, (known, width)) and fits(head, (rows, width)) and 0 <= min(ids) <= max(ids) < known
         if not able or not (bias is None or fits(bias, (rows,))):
             return None
-        n, tokens = len(ids), torch.tensor(ids)
+        n, tokens = len(ids), torch.from_numpy(np.array(ids, np.int64))
         places, order = tokens_of(n, 1)
         held = [tokens, positions]
         groups = (c.Group * len(kept.first))(*self._groups(kept.first, n, positions, cache, held))
