@@ -41,10 +41,8 @@ def embed(
         raise RequestError("unknown pooling", field="pool", expected=" or ".join(POOLS), got=how)
     unit = settings.normalize if normalize is None else flag("normalize", normalize)
     before = _prompt(settings, prompt)
-    rows = [
-        tokenizer.encode((before + text).lower() if settings.lower else before + text) or [tokenizer.bos_id or 0]
-        for text in texts
-    ]
+    read = [(before + text).lower() if settings.lower else before + text for text in texts]
+    rows = [row or [tokenizer.bos_id or 0] for row in tokenizer.encode_batch(read)]
     most = settings.max_length
     if most is not None and any(len(row) > most for row in rows):
         cut = sum(len(row) > most for row in rows)

@@ -177,14 +177,12 @@ class Runner {
     }
 
     void score(int64_t d) {
-        read_ = claim(1, pass_.n * padded(d));
         read(pass_.norm, x_);
         multiply({{pass_.head, read_, pass_.logits, pass_.n, padded(d), pass_.head->rows, {}}});
     }
 
     void run_block() {
         const int64_t d = block_->d_model, n = pass_.n;
-        read_ = claim(1, n * padded(d));
         out_ = claim(2, n * d);
         if (block_->parallel) {
             start_ = claim(3, n * d);
@@ -222,11 +220,18 @@ class Runner {
         pool_.run(work, &call, n, n < 8 ? n : std::max<int64_t>(4, n / (pool_.threads() * 8)));
     }
 
+    // What products of the branch read: the normed source, in rows that are padded; the source itself where that is so.
     void read(const Norm& norm, const float* source) {
         const int64_t d = block_->d_model, wide = padded(d);
+        if (norm.kind == 0 && wide == d && !block_->shared_norm) {
+            read_ = source;
+            return;
+        }
+        float* into = claim(1, pass_.n * wide);
+        read_ = into;
         each(pass_.n, [&](int64_t i) {
-            normed(norm, source + i * d, read_ + i * wide, d);
-            std::memset(read_ + i * wide + d, 0, bytes(wide - d));
+            normed(norm, source + i * d, into + i * wide, d);
+            std::memset(into + i * wide + d, 0, bytes(wide - d));
         });
     }
 
@@ -369,7 +374,8 @@ class Runner {
     const Layer* layer_ = nullptr;
     const Block* block_ = nullptr;
     const Group* group_ = nullptr;
-    float *x_ = nullptr, *read_ = nullptr, *out_ = nullptr, *start_ = nullptr;
+    const float* read_ = nullptr;
+    float *x_ = nullptr, *out_ = nullptr, *start_ = nullptr;
 };
 
 }  // namespace cutaway
