@@ -175,6 +175,39 @@ def test_the_same_bits_for_heads_of_any_width(values: dict[str, Any]) -> None:
     assert torch.equal(parts([3, 33, 40, 96]), whole)
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "mistral-window", "gpt-neox", "qwen3-moe-listed"])
+@torch.no_grad()
+def test_only_the_ends(name: str) -> None:
+    """What is asked for has the bits that it has among all; what is remembered is the same."""
+    fused, _ = pair(name)
+    fused.warned_length = True
+    ids, caches = tiny.ids(4, 50), [fused.new_cache(4, capacity=64) for _ in range(2)]
+    for steps in (torch.tensor([30, 0, 17, 1]), torch.tensor([20, 0, 1, 0]), torch.tensor([1, 1, 1, 1])):
+        at = [torch.tensor(cache.lengths) for cache in caches]
+        there = torch.arange(int(steps.max())) < steps[:, None]
+        positions = torch.where(there, at[0][:, None] + torch.arange(int(steps.max())), -1)
+        some = ids[:, : int(steps.max())]
+        every, ends = (
+            fused.hidden(some, positions, cache=cache, ends=ends)
+            for cache, ends in zip(caches, (False, True), strict=True)
+        )
+        rows = steps.nonzero()[:, 0]
+        assert torch.equal(ends[rows, steps[rows] - 1], every[rows, steps[rows] - 1])
+    one, two = (cache.layer(len(fused.spec.decoder.layers) - 1) for cache in caches)
+    assert torch.equal(one.k, two.k)
+    assert torch.equal(one.v, two.v)
+
+
+def test_only_the_ends_are_computed() -> None:
+    """Of the last layer; else this would be a word without a meaning."""
+    fused, _ = pair("llama")
+    ids = tiny.ids(2, 9)
+    with torch.no_grad():
+        every, ends = fused.hidden(ids), fused.hidden(ids, ends=True)
+    assert torch.equal(every[:, -1], ends[:, -1])
+    assert not torch.equal(every[:, :-1], ends[:, :-1])
+
+
 def test_who_watches_gets_the_readable_block() -> None:
     fused, plain = pair("llama")
     ids = tiny.ids(1, 9)

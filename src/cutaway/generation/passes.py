@@ -48,7 +48,8 @@ class Passes:
     ) -> Tensor:
         """The final hidden state of each row's last new token, or its logits. [batch, d_model] or [batch, vocab]"""
         last = self._nothing(len(rows))
-        for hidden, counts in self._passes(rows, tap):
+        unseen = tap is None and seen is None and scored is None
+        for hidden, counts in self._passes(rows, tap, ends=unseen):
             lengths = counts.tolist()
             if seen is not None:
                 seen(hidden, lengths)
@@ -76,9 +77,9 @@ class Passes:
         return torch.zeros(n, self.model.spec.d_model, dtype=self.model.dtype, device=self.model.device)
 
     def _passes(
-        self, rows: Sequence[Sequence[int]], tap: Tap | None, *, one_by_one: bool = False
+        self, rows: Sequence[Sequence[int]], tap: Tap | None, *, one_by_one: bool = False, ends: bool = False
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Read in passes of bounded length: the final hidden states, and how many of each row are tokens.
+        """Read in passes of bounded length: the final hidden states, or each row's last, and how many are tokens.
 
         [batch, query, d_model] and [batch]
         """
@@ -92,7 +93,7 @@ class Passes:
             positions = torch.where(steps >= 0, torch.tensor(self.cache.lengths)[:, None] + steps, -1)
             reach = positions + 1 if one_by_one else lengths
             how: How | None = "steady" if self.steady else None
-            hidden = model.hidden(ids, positions, cache=self.cache, tap=tap, lengths=reach, how=how)
+            hidden = model.hidden(ids, positions, cache=self.cache, tap=tap, lengths=reach, how=how, ends=ends)
             if self.paged and tap is None:  # an edit makes keys and values that are not the model's own
                 self.cache.note(pieces)
             yield hidden, torch.tensor([len(piece) for piece in pieces], device=model.device)

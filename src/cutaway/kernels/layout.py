@@ -158,6 +158,8 @@ class Pass(_Struct):
         ("batch", c_int64),
         ("q", c_void_p),
         ("half", c_int64),
+        ("asked", c_void_p),
+        ("n_asked", c_int64),
         ("norm", Norm),
         ("table", POINTER(Matrix)),
         ("ids", c_void_p),

@@ -107,8 +107,11 @@ class FusedStack:
     def __reduce__(self) -> tuple[Any, ...]:
         return FusedStack, (self._stack, self.native)
 
-    def __call__(self, x: Tensor, cache: Cache, inputs: Inputs, layers: range, finish: bool) -> Tensor:
-        """As some blocks one after the other, and perhaps the norm. [batch, query, d_model] → the same"""
+    def __call__(self, x: Tensor, cache: Cache, inputs: Inputs, layers: range, finish: bool, ends: bool) -> Tensor:
+        """As some blocks one after the other, and perhaps the norm. [batch, query, d_model] → the same
+
+        Where only the rows' ``ends`` are asked for, the others' queries of the last layer are nobody's.
+        """
         first = inputs(layers.start)
         plain = torch.is_grad_enabled() or first.how not in ("fused", "steady") or x.dtype is not torch.float32
         known, blocks = self.known, [*self._stack.layers]
@@ -119,7 +122,7 @@ class FusedStack:
         tokens, width = Tokens(first.view.plan.queries), x.shape[-1]
         whole = finish and len(layers) == len(blocks)
         if whole and isinstance(cache, StoredCache) and (kept := self.kept_for(cache, width)) is not None:
-            return self._again(x, inputs, tokens, kept)
+            return self._again(x, inputs, tokens, kept, ends)
         ready = [laid if laid and i in layers and laid.ready(width) else None for i, laid in enumerate(known)]
         norm = laid_out_norm(self._stack.norm, width) if finish else None
         memory = cache.memory() if whole and isinstance(cache, StoredCache) and norm is not None else None
@@ -135,7 +138,7 @@ class FusedStack:
             last = norm if after == layers.stop else None
             done = not finish or last is not None
             if run:
-                x = self._run(x, run, tokens, memory if len(run) == len(blocks) else None, last)
+                x = self._run(x, run, tokens, memory if len(run) == len(blocks) else None, last, ends)
             elif (laid := ready[i]) is not None:
                 x = self._halves(x, laid, inputs(i), tokens, last)
             else:
@@ -166,13 +169,13 @@ class FusedStack:
             return kept if kept.weights.untouched() else None
         return kept if kept.weights.current() and not any(kept.weights.hooks) else None
 
-    def _again(self, x: Tensor, inputs: Inputs, tokens: Tokens, kept: Kept) -> Tensor:
+    def _again(self, x: Tensor, inputs: Inputs, tokens: Tokens, kept: Kept, ends: bool) -> Tensor:
         """All layers, whose keys and values lie where they lay."""
         groups = Groups(tokens)
         for i in kept.first:  # of each group, in their order
             given = inputs(i)
             groups.add(given.view.plan, slots_of(given.view), given.rotary)
-        return self._call(x, kept.layers, groups, tokens, last=kept.norm)
+        return self._call(x, kept.layers, groups, tokens, last=kept.norm, ends=ends)
 
     def _run(
         self,
@@ -181,6 +184,7 @@ class FusedStack:
         tokens: Tokens,
         memory: tuple[object, ...] | None,
         last: c.Norm | None,
+        ends: bool,
     ) -> Tensor:
         """Layers whose keys and values are written to slots and read from there, in one call."""
         groups = Groups(tokens)
@@ -216,7 +220,7 @@ class FusedStack:
                 x.shape[-1],
                 self._layers,
             )
-        return self._call(x, layers, groups, tokens, last=last)
+        return self._call(x, layers, groups, tokens, last=last, ends=ends and last is not None)
 
     def _halves(self, x: Tensor, laid: LaidOut, given: LayerInputs, tokens: Tokens, last: c.Norm | None) -> Tensor:
         """A layer whose view makes something of keys and values before they are read."""
@@ -240,9 +244,10 @@ class FusedStack:
         q: Tensor | None = None,
         half: int = 0,
         last: c.Norm | None = None,
+        ends: bool = False,
     ) -> Tensor:
-        x = x.contiguous()
-        y = torch.empty_like(x) if tokens.whole else x.clone()
+        x, asked = x.contiguous(), tokens.ends() if ends else None
+        y = x.clone() if not tokens.whole or ends else torch.empty_like(x)
         given = c.Pass(
             x=x.data_ptr(),
             y=y.data_ptr(),
@@ -253,6 +258,8 @@ class FusedStack:
             batch=tokens.batch,
             q=None if q is None else q.data_ptr(),
             half=half,
+            asked=None if asked is None else asked.data_ptr(),
+            n_asked=0 if asked is None else len(asked),
             norm=last or c.Norm(),
         )
         self.native.layers(given, layers, groups.array())

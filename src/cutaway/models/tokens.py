@@ -30,6 +30,10 @@ class Tokens:
             self.rows, self.positions = self.places // self.n, flat[self.places]
         self.count = len(self.places)
 
+    def ends(self) -> Tensor:
+        """The last of each row that has one, among those that are there."""
+        return torch.bincount(self.rows, minlength=1).cumsum(0)[self.rows.unique()] - 1
+
     def slots(self, slots: Tensor) -> Tensor:
         """A slot for each token, of one for each query, or for each row and query."""
         flat = slots.expand(self.batch, self.n).reshape(-1)

@@ -107,6 +107,7 @@ class Transformer(Part):
         types: Ids | None = None,
         how: How | None = None,
         start: Start | None = None,
+        ends: bool = False,
     ) -> Stream:
         """The stream that the head reads: after the last norm of the decoder, or of the encoder where that is all.
 
@@ -124,6 +125,8 @@ class Transformer(Part):
             types: each token's type, where the model has types. [batch, query]
             how: which implementation of attention, for this pass; by default the model's ``attention``.
             start: a layer, and the stream to begin there with: neither embedding nor earlier layers are run.
+            ends: nobody asks for more than each row's last token, pads left out: what comes for the others means
+                nothing, and need not be computed.
 
         Raises:
             ContextExceeded: a position past the end of a learned table; the cache stays as it was.
@@ -147,7 +150,7 @@ class Transformer(Part):
             at = None if tap is None else tap.at("embed")
             x = self.embed(ids.to(self.device), positions.to(self.device), at, _moved(types, self.device))
             start = 0, x
-        return self._run(stack, scope, start, positions, segments, cache, tap, lengths, how)
+        return self._run(stack, scope, start, positions, segments, cache, tap, lengths, how, ends)
 
     def encode(
         self,
@@ -296,6 +299,7 @@ class Transformer(Part):
         tap: Tap | None,
         lengths: Tensor | None,
         how: How | None,
+        ends: bool = False,
     ) -> Stream:
         """One stack over a pass that the cache has planned."""
         known = None
@@ -304,7 +308,7 @@ class Transformer(Part):
             known = known[:, None].expand_as(positions) if known.dim() == 1 else known
         inner = None if tap is None else tap.at(scope)
         first, x = start
-        return stack(x, positions.to(self.device), cache, inner, how or self.attention, known, first)
+        return stack(x, positions.to(self.device), cache, inner, how or self.attention, known, first, ends)
 
     def _head_kind(self) -> str:
         return "no head" if self.head is None else type(self.head).__name__.lower()

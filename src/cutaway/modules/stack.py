@@ -21,7 +21,8 @@ from cutaway.spec import StackSpec
 
 Runner: TypeAlias = Callable[[Stream, LayerInputs, Tap | None], Stream]
 Inputs: TypeAlias = Callable[[int], LayerInputs]
-Whole: TypeAlias = Callable[[Stream, Cache, Inputs, range, bool], Stream]  # some layers, and whether the norm too
+# Some layers, whether the norm too, and whether only each row's last token is asked for.
+Whole: TypeAlias = Callable[[Stream, Cache, Inputs, range, bool, bool], Stream]
 
 
 class Stack(Part):
@@ -55,11 +56,13 @@ class Stack(Part):
         how: How = "fused",
         lengths: Tensor | None = None,
         first: int = 0,
+        ends: bool = False,
     ) -> Stream:
         """Run a pass that ``cache.begin`` has planned, from the ``first`` layer on.
 
         Taps ``layers.{i}.…`` and ``norm.out``; layers that it does not look into run as if it were not there.
-        ``lengths``, of each token's text, is for rotary positions that ask. [batch, query]
+        ``lengths``, of each token's text, is for rotary positions that ask. [batch, query] Where only the rows'
+        ``ends`` are asked for, what comes for other tokens means nothing.
         """
         tables = {spec: rotary_table(spec, positions, x.dtype, lengths) for spec in self._rotaries}
         biases = {
@@ -74,7 +77,7 @@ class Stack(Part):
 
         last = len(self.layers)
         if self.whole is not None and tap is None and first < last and not self.training:
-            return self.whole(x, cache, inputs, range(first, last), True)
+            return self.whole(x, cache, inputs, range(first, last), True, ends)
         if tap is not None:
             x, first = self._watched(x, cache, inputs, first, tap)
         x = self._unwatched(x, cache, inputs, range(first, last))
@@ -102,7 +105,7 @@ class Stack(Part):
     def _unwatched(self, x: Stream, cache: Cache, inputs: Inputs, layers: range) -> Stream:
         """Some layers that nobody looks into."""
         if self.whole is not None and layers and not self.training:
-            return self.whole(x, cache, inputs, layers, False)
+            return self.whole(x, cache, inputs, layers, False, False)
         runners: Sequence[Runner] = [*self.layers] if self.runners is None else self.runners
         for index in layers:
             x = runners[index](x, inputs(index), None)

@@ -78,6 +78,8 @@ struct Pass {
     int64_t batch;
     float* q;                       // the turned queries, between the halves: [n, n_heads · d_head]
     int64_t half;                   // 1: up to keys and values; 2: from attention on; 0: all
+    const int64_t* asked;           // which tokens' results are asked for, in their order; null for all
+    int64_t n_asked;
     Norm norm;                      // of the stream after the last layer
     // Of a whole step, from ids to logits; else null.
     const Matrix* table;            // whose rows, times `scale`, are the stream
@@ -153,11 +155,12 @@ class Runner {
         for (int64_t i = 0; i < count; i++) {
             layer_ = layers + i;
             block_ = layer_->block;
+            ending_ = pass_.asked && i + 1 == count && !block_->parallel && !block_->shared_norm;
             group_ = groups_ + layer_->group;
             run_block();
         }
         if (pass_.head) return score(d);
-        each(n, [&](int64_t i) { normed(pass_.norm, x_ + i * d, pass_.y + pass_.places[i] * d, d); });
+        each(pass_.n, [&](int64_t i) { normed(pass_.norm, x_ + i * d, pass_.y + pass_.places[i] * d, d); });
     }
 
   private:
@@ -194,7 +197,7 @@ class Runner {
             if (branch.kind == 0) attend(branch.attention);
             else feed(branch.feedforward);
             if (pass_.half == 1) return;
-            each(n, [&](int64_t i) { add(branch, i); });
+            each(pass_.n, [&](int64_t i) { add(branch, i); });
         }
     }
 
@@ -255,9 +258,29 @@ class Runner {
         float* q = pass_.half ? pass_.q : claim(4, n * across);
         if (pass_.half != 2) project(a, q, claim(5, n * narrow), claim(6, n * narrow));
         if (pass_.half == 1) return;
+        if (ending_) leave_out(q, across);
         float* z = claim(7, n * across_wide);
         mix(a, q, z, across, across_wide);
-        multiply({{&a.out, z, out_, n, across_wide, block_->d_model}});
+        multiply({{&a.out, z, out_, pass_.n, across_wide, block_->d_model}});
+    }
+
+    // Keys and values are where they belong: what else there is of tokens that nobody asks for need not be.
+    void leave_out(float* q, int64_t across) {
+        const int64_t d = block_->d_model;
+        for (auto& each : left_) each.resize(static_cast<size_t>(pass_.n_asked));
+        for (int64_t j = 0; j < pass_.n_asked; j++) {
+            const int64_t i = pass_.asked[j];
+            std::memmove(x_ + j * d, x_ + i * d, bytes(d));
+            std::memmove(q + j * across, q + i * across, bytes(across));
+            left_[0][static_cast<size_t>(j)] = pass_.places[i];
+            left_[1][static_cast<size_t>(j)] = pass_.rows[i];
+            left_[2][static_cast<size_t>(j)] = pass_.positions[i];
+        }
+        pass_.n = pass_.n_asked;
+        pass_.places = left_[0].data();
+        pass_.rows = left_[1].data();
+        pass_.positions = left_[2].data();
+        ending_ = false;
     }
 
     // Queries, turned; keys and values, written where they belong.
@@ -369,8 +392,10 @@ class Runner {
     }
 
     Pool& pool_;
-    const Pass& pass_;
+    Pass pass_;
     const Group* groups_;
+    std::vector<int64_t> left_[3];  // places, rows and positions of the tokens that are asked for
+    bool ending_ = false;           // others are left out of the rest of this layer
     const Layer* layer_ = nullptr;
     const Block* block_ = nullptr;
     const Group* group_ = nullptr;
