@@ -1,4 +1,7 @@
-"""Chat templates: messages to text, and to ids in which control tokens are the template's alone."""
+"""Chat templates: messages to text, and to ids in which control tokens are the template's alone.
+
+Jinja is imported when a template is compiled: a model that completes a text does without.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,9 @@ from os import PathLike
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final, final
 
-import jinja2
-from jinja2.environment import Template
-
 from cutaway.errors import LimitExceeded, TemplateError
 from cutaway.tokenizers.disguise import Disguise, plain
 from cutaway.tokenizers.meter import Meter
-from cutaway.tokenizers.sandbox import Sandbox
-from cutaway.tokenizers.template_tree import metered, refuse_unsafe
 
 if TYPE_CHECKING:
     from cutaway.tokenizers.tokenizer import Tokenizer
@@ -82,6 +80,10 @@ class ChatTemplate:
         )
 
     def _run(self, context: dict[str, Any]) -> str:
+        from jinja2.environment import Template
+
+        from cutaway.tokenizers.sandbox import Sandbox
+
         size = Meter(1 << 40)
         meter = Meter(len(self.source) + sum(size.weigh(value) for value in context.values()))
         environment = Sandbox(meter)
@@ -104,6 +106,11 @@ class ChatTemplate:
 
 
 def _compile(source: str, *, path: str | PathLike[str] | None, field: str | None) -> CodeType:
+    from jinja2 import TemplateSyntaxError
+
+    from cutaway.tokenizers.sandbox import Sandbox
+    from cutaway.tokenizers.template_tree import metered, refuse_unsafe
+
     # Constant expressions run while compiling, hence a meter here too.
     environment = Sandbox(Meter(len(source), seconds=10.0))
     try:
@@ -116,7 +123,7 @@ def _compile(source: str, *, path: str | PathLike[str] | None, field: str | None
         code: CodeType = environment.compile(metered(tree, environment))
     except (TemplateError, LimitExceeded):
         raise
-    except jinja2.TemplateSyntaxError as error:
+    except TemplateSyntaxError as error:
         raise TemplateError(f"bad template: {error.message} in line {error.lineno}", path=path, field=field) from error
     except RecursionError:
         raise TemplateError("bad template: nested too deeply", path=path, field=field) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -46,7 +46,7 @@ class Tokenizer:
         backend: the library's object; it must not be changed afterwards.
         special: string → id of every control token.
         around: what the checkpoint's own rule puts around a text, and around two.
-        template_error: why there is no chat template although the file has one.
+        template: makes the chat template, when it is first asked for.
         names: what a chat template may ask for, such as ``bos_token``.
         rows: embedding rows of the model; ids up to there may be decoded (to nothing).
         size: one beyond the greatest id, where that is known.
@@ -70,8 +70,7 @@ class Tokenizer:
         sep_id: int | None = None,
         mask_id: int | None = None,
         around: Around = NOTHING,
-        chat_template: ChatTemplate | None = None,
-        template_error: CutawayError | None = None,
+        template: Callable[[], ChatTemplate | None] | None = None,
         names: Mapping[str, str] = MappingProxyType({}),
         rows: int | None = None,
         size: int | None = None,
@@ -93,8 +92,7 @@ class Tokenizer:
         self.cls_id: Final = cls_id
         self.sep_id: Final = sep_id
         self.mask_id: Final = mask_id
-        self.chat_template: Final = chat_template
-        self.template_error: Final = template_error
+        self._make_template = template
         self.names: Final[Mapping[str, str]] = MappingProxyType(dict(names))
         self.around: Final = around
         self.target: Final = self if target is None else target
@@ -131,6 +129,24 @@ class Tokenizer:
     def exact(self) -> bool:
         """Is a text that goes on from another just the bytes of its tokens?"""
         return self._spelling.kind != "words" and not self.tidies and not self._trims
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """What lays conversations out, if the file has it and nothing is wrong with it."""
+        return self._made if isinstance(self._made, ChatTemplate) else None
+
+    @property
+    def template_error(self) -> CutawayError | None:
+        """Why there is no chat template although the file has one."""
+        return self._made if isinstance(self._made, CutawayError) else None
+
+    @cached_property
+    def _made(self) -> ChatTemplate | CutawayError | None:
+        # A bad template is no reason not to complete text, and compiling a good one none to wait with that.
+        try:
+            return None if self._make_template is None else self._make_template()
+        except CutawayError as error:
+            return error
 
     @cached_property
     def control_strings(self) -> ControlStrings:
