@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from cutaway.checkpoints.folder import FolderSource, read_config
 from cutaway.checkpoints.gguf import GgufSource, read_gguf
 from cutaway.checkpoints.resolve import Resolved
 from cutaway.checkpoints.weights import PlainNames, compare_names, fill
@@ -88,6 +87,8 @@ def load_checkpoint(
     rounded = quantize is not None and quantize.lower() == INT8
     if resolved.kind == "gguf":
         return _load_gguf(resolved, number, target, blocks, rounded, progress)
+    from cutaway.checkpoints.folder import FolderSource, read_config  # a GGUF does without
+
     folder = resolved.path if resolved.kind == "folder" else resolved.path.parent
     family, spec, settings, config = read_config(folder, ignore)
     if number is None:

@@ -1,25 +1,22 @@
-"""Chat templates: messages to text, and to ids in which control tokens are the template's alone.
-
-Jinja is imported when a template is compiled: a model that completes a text does without.
-"""
+"""Chat templates: messages to text, and to ids in which control tokens are the template's alone."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from os import PathLike
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final, final
 
-from cutaway.errors import LimitExceeded, TemplateError
+from cutaway.errors import CutawayError, LimitExceeded, TemplateError
 from cutaway.tokenizers.disguise import Disguise, plain
-from cutaway.tokenizers.meter import Meter
 
 if TYPE_CHECKING:
     from cutaway.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["ChatTemplate", "encode_chat"]
+__all__ = ["NO_TEMPLATE", "ChatTemplate", "LateTemplate", "encode_chat"]
 
 _LONGEST = 1 << 20
 _MOST_WORDS = 20_000  # of Jinja; a large template has 3,000, and compiling takes 30 µs for each
@@ -82,6 +79,7 @@ class ChatTemplate:
     def _run(self, context: dict[str, Any]) -> str:
         from jinja2.environment import Template
 
+        from cutaway.tokenizers.meter import Meter
         from cutaway.tokenizers.sandbox import Sandbox
 
         size = Meter(1 << 40)
@@ -105,9 +103,48 @@ class ChatTemplate:
         return "".join(out)
 
 
+@final
+class LateTemplate:
+    """A file's chat template, compiled when it is first asked for: a model that completes a text does without.
+
+    Args:
+        make: compiles it; gives None where the file has none, and raises where it is bad.
+    """
+
+    def __init__(self, make: Callable[[], ChatTemplate | None]) -> None:
+        self._make = make
+
+    @cached_property
+    def _found(self) -> ChatTemplate | CutawayError | None:
+        try:
+            return self._make()
+        except CutawayError as error:  # no reason not to complete text
+            return error
+
+    @property
+    def made(self) -> ChatTemplate | None:
+        """The template, if there is one that is good."""
+        return self._found if isinstance(self._found, ChatTemplate) else None
+
+    @property
+    def error(self) -> CutawayError | None:
+        """What is wrong with it, if anything is."""
+        return self._found if isinstance(self._found, CutawayError) else None
+
+    def wanted(self) -> ChatTemplate:
+        """The template. Errors: what is wrong with it; TemplateError where there is none."""
+        if self.made is None:
+            raise self.error or TemplateError("this model has no chat template", hint="give it a plain prompt")
+        return self.made
+
+
+NO_TEMPLATE: Final = LateTemplate(lambda: None)
+
+
 def _compile(source: str, *, path: str | PathLike[str] | None, field: str | None) -> CodeType:
     from jinja2 import TemplateSyntaxError
 
+    from cutaway.tokenizers.meter import Meter
     from cutaway.tokenizers.sandbox import Sandbox
     from cutaway.tokenizers.template_tree import metered, refuse_unsafe
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import tokenizers
 from cutaway.tokenizers.around import Around
-from cutaway.tokenizers.chat import ChatTemplate
+from cutaway.tokenizers.chat import ChatTemplate, LateTemplate
 from cutaway.tokenizers.gguf_fields import Fields, Vocabulary
 from cutaway.tokenizers.merges import merges_from_scores
 from cutaway.tokenizers.pretokenizers import pre_tokenizer_named
@@ -98,8 +98,7 @@ def from_gguf(
 _ROLES = ("bos", "eos", "eot", "eom", "unknown", "padding", "seperator", "mask")  # GGUF's own spelling
 
 
-def _template(fields: Fields, path: str | None) -> Callable[[], ChatTemplate | None]:
-    """What makes the chat template."""
+def _template(fields: Fields, path: str | None) -> LateTemplate:
     key = "tokenizer.chat_template"
     source: Any = fields.get(key)
     tools: Any = fields.get(f"{key}.tool_use")
@@ -108,7 +107,7 @@ def _template(fields: Fields, path: str | None) -> Callable[[], ChatTemplate | N
         other = None if tools is None else ChatTemplate(tools, path=path, field=f"{key}.tool_use")
         return None if source is None else ChatTemplate(source, path=path, field=key, with_tools=other)
 
-    return made
+    return LateTemplate(made)
 
 
 def _special(vocabulary: Vocabulary, ids: Mapping[str, int | None]) -> dict[str, int]:

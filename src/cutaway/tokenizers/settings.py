@@ -9,7 +9,7 @@ from typing import Any, NoReturn, final
 
 from cutaway.errors import CutawayError, TemplateError, TokenizerError
 from cutaway.formats.strict_json import parse_json, pointer
-from cutaway.tokenizers.chat import ChatTemplate
+from cutaway.tokenizers.chat import ChatTemplate, LateTemplate
 
 __all__ = ["FLAGS", "ROLES", "Settings"]
 
@@ -116,14 +116,14 @@ class Settings:
                 raise self.fail("is not an object", "added_tokens_decoder", key)
             yield int(key), token
 
-    def template(self) -> Callable[[], ChatTemplate | None]:
-        """What makes the chat template of what is read now, or raises: a bad one is no reason not to complete text."""
+    def template(self) -> LateTemplate:
+        """The chat template; its files are read now, so that they may change or go."""
         try:
-            return self._template() or (lambda: None)
+            return LateTemplate(self._template())
         except CutawayError as error:
-            return partial(_refuse, error)
+            return LateTemplate(partial(_refuse, error))
 
-    def _template(self) -> Callable[[], ChatTemplate] | None:
+    def _template(self) -> Callable[[], ChatTemplate | None]:
         data = self._read(self._folder, "chat_template.jinja", _LIMIT)
         if data is not None:
             path = str(self._folder / "chat_template.jinja")
@@ -135,7 +135,7 @@ class Settings:
         if source is None:
             source, path = self._config.get("chat_template"), self.path
         if source is None:
-            return None
+            return lambda: None
         if not isinstance(source, list):
             return partial(ChatTemplate, source, path=path, field="/chat_template")
         named: dict[str, str] = {}
