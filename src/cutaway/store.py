@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cutaway.checkpoints.load import Checkpoint, dtype_named, load_checkpoint
+from cutaway.checkpoints.load import Checkpoint, dtype_named, loading
 from cutaway.checkpoints.progress import Progress
 from cutaway.checkpoints.resolve import resolve
 from cutaway.checkpoints.sentence import read_sentence
@@ -71,10 +71,11 @@ def load(
     resolved = resolve(source, revision=revision, offline=offline, progress=progress)
     report = None if progress is None else (lambda done, total: progress(done, total, f"loading {resolved.path.name}"))
     with uncollected():
-        checkpoint = load_checkpoint(
+        weights = loading(
             resolved, dtype=dtype, device=device, quantize=quantize, mmap=mmap, ignore=ignore, progress=report
         )
-        tokenizer = _vocabulary_of(checkpoint)
+        with weights as checkpoint:
+            tokenizer = _vocabulary_of(checkpoint)
     settings = checkpoint.settings
     if tokenizer is not None:
         settings = _with_ends(settings, tokenizer.eos_ids)
