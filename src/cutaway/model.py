@@ -1,4 +1,7 @@
-"""Model: the object people hold. It only hands on to the rooms before it."""
+"""Model: the object people hold. It only hands on to the rooms before it.
+
+Rooms that a model which only writes does without are imported where they are handed to.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +17,23 @@ from cutaway.errors import RequestError
 from cutaway.formats.files import StrPath
 from cutaway.generation import asynchronous
 from cutaway.generation.asynchronous import AsyncStream
-from cutaway.generation.batch_file import FileReport, generate_file
 from cutaway.generation.inputs import rows_of, texts_of, texts_or_pairs_of
 from cutaway.generation.options import Options, takes_options
 from cutaway.generation.progress import Report, Tally, meter
-from cutaway.generation.score import Score, score
 from cutaway.generation.streamed import Stream, check_one
 from cutaway.generation.voice import Message, Prompt, Voice, as_asked
 from cutaway.models import Transformer
 from cutaway.spec import GenerationSettings, ModelSpec
 from cutaway.spec.sentence import SentenceSettings
-from cutaway.tasks.blanks import Candidate, fill
-from cutaway.tasks.labels import classify, tag
-from cutaway.tasks.vectors import embed
 from cutaway.tasks.whole import Ragged, final
 from cutaway.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from cutaway.generation.batch_file import FileReport
+    from cutaway.generation.score import Score
     from cutaway.inside import Inside
     from cutaway.inspection import Edit, Trace
+    from cutaway.tasks.blanks import Candidate
 
 __all__ = ["Ids", "Message", "Model", "Prompt"]
 
@@ -132,6 +133,8 @@ class Model:
         Raises:
             RequestError: nothing to score, or no tokenizer for a text.
         """
+        from cutaway.generation.score import score
+
         return score(self._voice, text, target, top=top, deterministic=deterministic, kv_dtype=kv_dtype)
 
     # ── text ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -223,6 +226,8 @@ class Model:
             LockedError: another process is writing there.
             StorageError: the disk refuses. What was written stays.
         """
+        from cutaway.generation.batch_file import generate_file
+
         return generate_file(self._voice, source, out, batch=batch, restart=restart, progress=progress, **options)
 
     def encode_prompt(self, prompt: Prompt, field: str = "prompt") -> list[int]:
@@ -268,6 +273,8 @@ class Model:
             RequestError: no tokenizer, an unknown pooling or prompt.
             ContextExceeded: a text that is longer than the model can read.
         """
+        from cutaway.tasks.vectors import embed
+
         found = texts_of(texts)
         tokenizer = self._voice.cutter("texts")
         return embed(
@@ -292,6 +299,8 @@ class Model:
         Raises:
             RequestError: the model does not label whole texts.
         """
+        from cutaway.tasks.labels import classify
+
         labels = classify(self.transformer, self._voice.cutter("texts"), texts_or_pairs_of(texts))
         return labels[0] if isinstance(texts, (str, tuple)) else labels
 
@@ -304,6 +313,8 @@ class Model:
         Raises:
             RequestError: the model does not label tokens.
         """
+        from cutaway.tasks.labels import tag
+
         found = tag(self.transformer, self._voice.cutter("texts"), texts_of(texts))
         return found[0] if isinstance(texts, str) else found
 
@@ -317,6 +328,8 @@ class Model:
         Raises:
             RequestError: there is no blank, or the model does not fill any.
         """
+        from cutaway.tasks.blanks import fill
+
         (found,) = texts_of([text])
         return fill(self.transformer, self._voice.cutter("text"), found, top)
 
@@ -364,7 +377,7 @@ class Model:
             NameNotFound: a pattern matches nothing; the hint has the nearest names.
             RequestError: something makes no sense, by name; an edit that takes hold of nothing.
         """
-        from cutaway.inspection.running import traced  # a room that a model which only writes does without
+        from cutaway.inspection.running import traced
 
         how: Any = {"start": start, "stop": stop, "grad": grad, **options}
         return traced(self._voice, prompt, names, edits, max_tokens, target, **how)

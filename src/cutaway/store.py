@@ -1,4 +1,7 @@
-"""Models in and out: load one, build one, save one."""
+"""Models in and out: load one, build one, save one.
+
+What only building or saving needs is imported there: who loads a model does not wait for it.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +10,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cutaway.checkpoints.gguf_save import form_of, save_gguf
-from cutaway.checkpoints.load import Checkpoint, dtype_named, load_checkpoint
+from cutaway.checkpoints.load import Checkpoint, dtype_named, loading
 from cutaway.checkpoints.progress import Progress
-from cutaway.checkpoints.quantised import Losses
-from cutaway.checkpoints.recipe import read_recipe
 from cutaway.checkpoints.resolve import resolve
-from cutaway.checkpoints.save import save_folder
-from cutaway.checkpoints.sentence import read_sentence, sentence_files
+from cutaway.checkpoints.sentence import read_sentence
 from cutaway.collecting import uncollected
 from cutaway.errors import RequestError
-from cutaway.formats.mixes import mix_named
-from cutaway.formats.paths import usable_path
 from cutaway.generation.checks import whole
 from cutaway.kernels import rounds
 from cutaway.model import Model
-from cutaway.models.init import built
 from cutaway.spec import GenerationSettings, ModelSpec
-from cutaway.spec.check import check
-from cutaway.spec.recipe import expand
-from cutaway.tokenizers.gguf import from_gguf, has_vocabulary
-from cutaway.tokenizers.gguf_write import gguf_vocabulary
-from cutaway.tokenizers.load import from_folder
-from cutaway.tokenizers.save import companions
 from cutaway.tokenizers.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from cutaway.checkpoints.quantised import Losses
 
 
 def load(
@@ -78,10 +71,11 @@ def load(
     resolved = resolve(source, revision=revision, offline=offline, progress=progress)
     report = None if progress is None else (lambda done, total: progress(done, total, f"loading {resolved.path.name}"))
     with uncollected():
-        checkpoint = load_checkpoint(
+        weights = loading(
             resolved, dtype=dtype, device=device, quantize=quantize, mmap=mmap, ignore=ignore, progress=report
         )
-        tokenizer = _vocabulary_of(checkpoint)
+        with weights as checkpoint:
+            tokenizer = _vocabulary_of(checkpoint)
     settings = checkpoint.settings
     if tokenizer is not None:
         settings = _with_ends(settings, tokenizer.eos_ids)
@@ -94,7 +88,11 @@ def _vocabulary_of(checkpoint: Checkpoint) -> Tokenizer | None:
     spec = checkpoint.transformer.spec
     rows = spec.source_vocab_size or spec.vocab_size  # a text is read by the source's table, where that is another
     if not checkpoint.metadata:
+        from cutaway.tokenizers.load import from_folder
+
         return from_folder(checkpoint.path, vocab_rows=rows)
+    from cutaway.tokenizers.gguf import from_gguf, has_vocabulary
+
     if not has_vocabulary(checkpoint.metadata):
         return None
     return from_gguf(checkpoint.metadata, checkpoint.types, vocab_rows=rows)
@@ -127,6 +125,11 @@ def build(
     >>> model.logits([1, 2, 3]).shape
     torch.Size([1, 3, 64])
     """
+    from cutaway.checkpoints.recipe import read_recipe
+    from cutaway.models.init import built
+    from cutaway.spec.check import check
+    from cutaway.spec.recipe import expand
+
     whole("seed", seed, -(2**63), 2**63 - 1)
     given: object = recipe
     if not isinstance(given, (ModelSpec, Mapping, str, PathLike)):
@@ -148,6 +151,8 @@ def build(
 
 
 def _tokenizer(given: object) -> Tokenizer | None:
+    from cutaway.tokenizers.load import from_folder
+
     if given is None or isinstance(given, Tokenizer):
         return given
     wanted = "a folder with a tokenizer.json, or a loaded model's tokenizer"
@@ -195,6 +200,14 @@ def save(
         DtypeError: a number that a block cannot hold, by the tensor's name.
         StorageError: the disk refused; what was there stays.
     """
+    from cutaway.checkpoints.gguf_save import form_of, save_gguf
+    from cutaway.checkpoints.save import save_folder
+    from cutaway.checkpoints.sentence import sentence_files
+    from cutaway.formats.mixes import mix_named
+    from cutaway.formats.paths import usable_path
+    from cutaway.tokenizers.gguf_write import gguf_vocabulary
+    from cutaway.tokenizers.save import companions
+
     if not isinstance(model, Model):
         raise RequestError("not a model", field="model", expected="what load or build gave", got=model)
     usable_path(path, wanted="a folder, or a file for GGUF")

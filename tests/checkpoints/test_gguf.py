@@ -10,9 +10,13 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import torch
 
 import cutaway
+from cutaway import store
 from cutaway.errors import ConfigError, CutawayError, LimitExceeded, ShapeMismatch, UnsupportedModelError
+from cutaway.formats.ahead import Ahead
+from cutaway.formats.gguf import GgufFile
 
 D, LAYERS, ROWS, HEADS, KV, FF = 16, 2, 24, 4, 2, 32
 BASE: dict[str, Any] = {
@@ -175,3 +179,31 @@ def test_flipped_bytes(tmp_path: Path) -> None:
         except CutawayError:
             pass
     assert loaded < 150
+
+
+@pytest.mark.filterwarnings("ignore:.*stay as numbers")  # its rows are too short for blocks
+@pytest.mark.parametrize(
+    ("options", "ahead"), [({}, True), ({"dtype": "float32"}, False), ({"quantize": "q8_0"}, False)]
+)
+def test_weights_come_while_the_vocabulary_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], ahead: bool
+) -> None:
+    """Where they stay as they are stored; and the numbers are those of a load that reads nothing ahead."""
+    path, order = write(tmp_path / "m.gguf"), list[str]()
+    begin, words, take = GgufFile.read_ahead, store._vocabulary_of, Ahead.take
+
+    def watched(name: str, function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            order.append(name)
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(GgufFile, "read_ahead", watched("begin", begin))
+    monkeypatch.setattr(Ahead, "take", watched("take", take))
+    monkeypatch.setattr(store, "_vocabulary_of", watched("words", words))
+    found = cutaway.load(path, **options).logits([1, 2, 3])
+    assert order[: 2 if ahead else 1] == (["begin", "words"] if ahead else ["words"])
+    assert ("take" in order) is ahead
+    monkeypatch.setattr(GgufFile, "read_ahead", lambda *_: None)
+    assert torch.equal(cutaway.load(path, **options).logits([1, 2, 3]), found)

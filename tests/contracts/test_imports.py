@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.checkpoints import gguf_models
 
 import cutaway
 
@@ -80,6 +81,42 @@ def test_light_imports(statement: str) -> None:
     code = f"import sys; {statement}; print([m for m in {HEAVY!r} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
+
+
+# What a GGUF and a text do without, packages and rooms of our own.
+LATE = """
+jinja2 safetensors huggingface_hub transformers llguidance
+cutaway.checkpoints.folder cutaway.checkpoints.gguf_save cutaway.checkpoints.hub cutaway.checkpoints.quantised
+cutaway.checkpoints.recipe cutaway.checkpoints.save cutaway.checkpoints.wheel cutaway.cli cutaway.formats.gguf_write
+cutaway.formats.mixes cutaway.generation.batch_file cutaway.generation.beam cutaway.generation.draft
+cutaway.generation.saved cutaway.generation.score cutaway.inside cutaway.inspection cutaway.models.init
+cutaway.tasks.batch cutaway.tokenizers.load cutaway.tokenizers.protobuf cutaway.tokenizers.sandbox
+cutaway.tokenizers.save
+"""
+
+
+def test_a_first_token_imports_only_what_it_needs(tmp_path: Path) -> None:
+    """Loading a GGUF that has a chat template, and completing a text, wait for nothing else."""
+    model, path = gguf_models.model("qwen3"), tmp_path / "small.gguf"
+    assert model.tokenizer is not None
+    assert model.tokenizer.chat_template is not None
+    cutaway.save(model, path, format="gguf")
+    code = f"""
+import sys, torch, tokenizers
+before = set(sys.modules)
+import cutaway
+cutaway.load({str(path)!r}).generate("and", max_tokens=2, temperature=0)
+print(*sorted(set({LATE.split()!r}) & (set(sys.modules) - before)))
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == ""
+
+
+def test_what_is_late_is_there() -> None:
+    """A name that nobody has any more would never be imported."""
+    ours = {".".join(["cutaway", *path.relative_to(SRC).with_suffix("").parts]) for path in FILES}
+    rooms = {name.removesuffix(".__init__") for name in ours}
+    assert {name for name in LATE.split() if name.startswith("cutaway")} <= rooms
 
 
 def test_spec_has_no_torch() -> None:

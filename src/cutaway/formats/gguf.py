@@ -14,6 +14,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from types import TracebackType
@@ -24,6 +25,7 @@ import numpy.typing as npt
 import torch
 
 from cutaway.errors import DtypeError, FormatError, LimitExceeded, ShapeMismatch, TruncatedError
+from cutaway.formats.ahead import Ahead
 from cutaway.formats.files import (
     Progress,
     StrPath,
@@ -79,6 +81,7 @@ class GgufFile:
 
     def __init__(self, path: StrPath, *, mmap: bool = False, max_name: int = MAX_NAME) -> None:
         self.path = os.fspath(path)
+        self._ahead: Ahead | None = None
         self._file = open_regular(path)
         try:
             self.size = os.fstat(self._file.fileno()).st_size
@@ -102,6 +105,8 @@ class GgufFile:
 
     def close(self) -> None:
         """Close the file. Tensors already read stay valid, mapped ones too."""
+        if self._ahead is not None:
+            self._ahead.stop()
         self._file.close()
         self._map = None
 
@@ -120,6 +125,12 @@ class GgufFile:
         if name not in self.tensors:
             raise ShapeMismatch("tensor is missing", path=self.path, field=name)
         return self.tensors[name]
+
+    def read_ahead(self, names: Iterable[str]) -> None:
+        """Begin, once, to read tensors that will be asked for as they are stored, beside what the caller does."""
+        if self._map is None and self._ahead is None:
+            places = [(name, self.info(name).offset, self.info(name).nbytes) for name in names]
+            self._ahead = Ahead(self._file.fileno(), places, path=self.path)
 
     def raw(self, name: str, *, progress: Progress | None = None) -> npt.NDArray[np.uint8]:
         """The stored bytes, uint8 [rows, bytes per row], rows being all axes but the last."""
@@ -169,6 +180,11 @@ class GgufFile:
             if progress is not None:
                 progress(info.nbytes)
             return self._map[info.offset : info.offset + info.nbytes]
+        data = None if self._ahead is None else self._ahead.take(info.name)
+        if data is not None:
+            if progress is not None:
+                progress(info.nbytes)
+            return data
         data = empty_bytes(info.nbytes, path=self.path, field=info.name)
         read_into(self._file, info.offset, data.numpy(), path=self.path, field=info.name, progress=progress)
         return data

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cutaway.errors import ConfigError
-from cutaway.formats.gguf_write import Typed
+
+if TYPE_CHECKING:
+    from cutaway.formats.gguf_write import Typed
 
 # Key after the architecture's prefix → config key.
 COMMON = {

@@ -10,7 +10,6 @@ from time import perf_counter
 from torch import Tensor
 
 from cutaway.errors import RequestError
-from cutaway.generation.beam import beam_search
 from cutaway.generation.checks import check_ids
 from cutaway.generation.constrain import Guides, mask
 from cutaway.generation.drafting import Drafting
@@ -235,10 +234,11 @@ class Run:
 
     def _search(self, session: Session, logits: Tensor) -> Iterator[tuple[int, str]]:
         """Beams: a prompt's answers come whole, when the search for them is over."""
-        n = self._sampling.n
-        rooms = [row.max_tokens for row in self.rows[::n]]
+        from cutaway.generation.beam import beam_search
+
+        rooms = [row.max_tokens for row in self.rows[:: self._sampling.n]]
         for prompt, answers in beam_search(session, logits, self._prompts, rooms, self._sampling):
-            for index, beam in enumerate(answers, prompt * n):
+            for index, beam in enumerate(answers, prompt * self._sampling.n):
                 row = self.rows[index]
                 row.score, row.logprobs, row.processed = beam.score, beam.logprobs, beam.processed
                 yield index, "".join(row.take(token, self._sampling.stop_ids) for token in beam.tokens)

@@ -13,7 +13,6 @@ from cutaway.cache import KvDtype, Source
 from cutaway.errors import RequestError
 from cutaway.formats.files import StrPath
 from cutaway.formats.paths import usable_path
-from cutaway.generation import saved
 from cutaway.generation.checks import flag, whole
 from cutaway.generation.drafting import network_of
 from cutaway.generation.inputs import each_row, places_of, shared
@@ -232,6 +231,8 @@ class Session:
             RequestError: there are no rows.
             StorageError: the disk refuses.
         """
+        from cutaway.generation import saved
+
         if not self.tokens:
             raise RequestError("there are no rows to save", field="session", path=path)
         saved.write(usable_path(path), self.model, self.tokens, self._cache, self.steady, self.kv_dtype, self._paged)
@@ -250,6 +251,8 @@ class Session:
             ShapeMismatch: its tensors are not those of this model's cache.
             ResourceError: there is too little memory.
         """
+        from cutaway.generation import saved
+
         found = saved.read(usable_path(path), network_of(model))
         session = cls(model, len(found.tokens), 1, found.source, found.steady, found.kv_dtype, found.paged)
         found.fill(session._cache, path)

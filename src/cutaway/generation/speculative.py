@@ -15,9 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, final
 
-from cutaway.generation.draft import DraftModel
 from cutaway.generation.drafting import Drafting
-from cutaway.generation.lookup import LookUp
 from cutaway.generation.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -82,6 +80,9 @@ class Guesses:
             self._proposer.select(places)
 
     def _called(self, asked: Drafting) -> Proposer:
+        from cutaway.generation.draft import DraftModel
+        from cutaway.generation.lookup import LookUp
+
         if asked.model is not None:
             return DraftModel(asked.model, self._sampling, self._prompts, self._sources, self.between)
         before = self._sources or [()] * len(self._prompts)

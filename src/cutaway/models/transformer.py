@@ -125,8 +125,7 @@ class Transformer(Part):
             types: each token's type, where the model has types. [batch, query]
             how: which implementation of attention, for this pass; by default the model's ``attention``.
             start: a layer, and the stream to begin there with: neither embedding nor earlier layers are run.
-            ends: nobody asks for more than each row's last token, pads left out: what comes for the others means
-                nothing, and need not be computed.
+            ends: each row's last token alone is asked for: what comes for the others means nothing.
 
         Raises:
             ContextExceeded: a position past the end of a learned table; the cache stays as it was.
@@ -141,8 +140,7 @@ class Transformer(Part):
             self._check_source(source, ids.shape[0])
             cache = NoCache([layer.attention.mask for layer in stack.spec.layers], self.device, source)
         elif source is not None:
-            what = "a cache has its own source"
-            raise RequestError(what, field="source", hint="Give it to new_cache, or give no cache.")
+            raise RequestError("a cache has its own", field="source", hint="Give it to new_cache, or give no cache.")
         cache.begin(positions.cpu(), None if segments is None else segments.cpu())
         if tap is not None:
             tap.begin(positions)
@@ -306,8 +304,7 @@ class Transformer(Part):
         if self._asks_length and positions.numel():
             known = text_lengths(positions, segments) if lengths is None else lengths
             known = known[:, None].expand_as(positions) if known.dim() == 1 else known
-        inner = None if tap is None else tap.at(scope)
-        first, x = start
+        inner, (first, x) = None if tap is None else tap.at(scope), start
         return stack(x, positions.to(self.device), cache, inner, how or self.attention, known, first, ends)
 
     def _head_kind(self) -> str:

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from os import PathLike
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final, final
 
-import jinja2
-from jinja2.environment import Template
-
-from cutaway.errors import LimitExceeded, TemplateError
+from cutaway.errors import CutawayError, LimitExceeded, TemplateError
 from cutaway.tokenizers.disguise import Disguise, plain
-from cutaway.tokenizers.meter import Meter
-from cutaway.tokenizers.sandbox import Sandbox
-from cutaway.tokenizers.template_tree import metered, refuse_unsafe
 
 if TYPE_CHECKING:
     from cutaway.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["ChatTemplate", "encode_chat"]
+__all__ = ["NO_TEMPLATE", "ChatTemplate", "LateTemplate", "encode_chat"]
 
 _LONGEST = 1 << 20
 _MOST_WORDS = 20_000  # of Jinja; a large template has 3,000, and compiling takes 30 µs for each
@@ -82,6 +77,11 @@ class ChatTemplate:
         )
 
     def _run(self, context: dict[str, Any]) -> str:
+        from jinja2.environment import Template
+
+        from cutaway.tokenizers.meter import Meter
+        from cutaway.tokenizers.sandbox import Sandbox
+
         size = Meter(1 << 40)
         meter = Meter(len(self.source) + sum(size.weigh(value) for value in context.values()))
         environment = Sandbox(meter)
@@ -103,7 +103,51 @@ class ChatTemplate:
         return "".join(out)
 
 
+@final
+class LateTemplate:
+    """A file's chat template, compiled when it is first asked for: a model that completes a text does without.
+
+    Args:
+        make: compiles it; gives None where the file has none, and raises where it is bad.
+    """
+
+    def __init__(self, make: Callable[[], ChatTemplate | None]) -> None:
+        self._make = make
+
+    @cached_property
+    def _found(self) -> ChatTemplate | CutawayError | None:
+        try:
+            return self._make()
+        except CutawayError as error:  # no reason not to complete text
+            return error
+
+    @property
+    def made(self) -> ChatTemplate | None:
+        """The template, if there is one that is good."""
+        return self._found if isinstance(self._found, ChatTemplate) else None
+
+    @property
+    def error(self) -> CutawayError | None:
+        """What is wrong with it, if anything is."""
+        return self._found if isinstance(self._found, CutawayError) else None
+
+    def wanted(self) -> ChatTemplate:
+        """The template. Errors: what is wrong with it; TemplateError where there is none."""
+        if self.made is None:
+            raise self.error or TemplateError("this model has no chat template", hint="give it a plain prompt")
+        return self.made
+
+
+NO_TEMPLATE: Final = LateTemplate(lambda: None)
+
+
 def _compile(source: str, *, path: str | PathLike[str] | None, field: str | None) -> CodeType:
+    from jinja2 import TemplateSyntaxError
+
+    from cutaway.tokenizers.meter import Meter
+    from cutaway.tokenizers.sandbox import Sandbox
+    from cutaway.tokenizers.template_tree import metered, refuse_unsafe
+
     # Constant expressions run while compiling, hence a meter here too.
     environment = Sandbox(Meter(len(source), seconds=10.0))
     try:
@@ -116,7 +160,7 @@ def _compile(source: str, *, path: str | PathLike[str] | None, field: str | None
         code: CodeType = environment.compile(metered(tree, environment))
     except (TemplateError, LimitExceeded):
         raise
-    except jinja2.TemplateSyntaxError as error:
+    except TemplateSyntaxError as error:
         raise TemplateError(f"bad template: {error.message} in line {error.lineno}", path=path, field=field) from error
     except RecursionError:
         raise TemplateError("bad template: nested too deeply", path=path, field=field) from None

@@ -11,13 +11,17 @@ from typing import Any, Final, Literal, TypeAlias, final
 
 import tokenizers
 from cutaway.tokenizers.rust import Component, component, components, rust_errors
-from cutaway.tokenizers.spm_tree import TRIM, TRIM_END
 
-__all__ = ["Fronts", "Lead"]
+__all__ = ["TRIM", "Fronts", "Lead"]
 
 Lead: TypeAlias = Literal["own", "middle", "none"]
 """Who gets the added leading space: as the checkpoint says; as it says for text that is not
 the first; nobody."""
+
+TRIM: Final = {"type": "Replace", "pattern": {"Regex": r"\A +| +\z"}, "content": ""}
+"""SentencePiece's tidying of a text's two ends."""
+_TRIM_END: Final = {"type": "Replace", "pattern": {"Regex": r" +\z"}, "content": ""}
+"""What `TRIM` is for a text that goes on from another: its first space is real."""
 
 
 @final
@@ -75,7 +79,7 @@ def _led(tree: dict[str, Any], lead: Lead) -> tuple[Component, Component]:
 
 _ONE_SPACE = [
     {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "},
-    TRIM_END,
+    _TRIM_END,
 ]
 
 
@@ -100,5 +104,5 @@ def _led_part(tree: Any, lead: Lead) -> Any:
     if kind == "ByteLevel" and lead == "none":
         return {**tree, "add_prefix_space": False}
     if tree == TRIM and lead == "none":
-        return TRIM_END
+        return _TRIM_END
     return tree

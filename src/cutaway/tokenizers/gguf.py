@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import tokenizers
-from cutaway.errors import CutawayError
 from cutaway.tokenizers.around import Around
-from cutaway.tokenizers.chat import ChatTemplate
+from cutaway.tokenizers.chat import ChatTemplate, LateTemplate
 from cutaway.tokenizers.gguf_fields import Fields, Vocabulary
 from cutaway.tokenizers.merges import merges_from_scores
 from cutaway.tokenizers.pretokenizers import pre_tokenizer_named
@@ -59,7 +58,6 @@ def from_gguf(
     if model not in ("gpt2", "llama"):
         raise fields.error("tokenizer.ggml.model", "unknown vocabulary", expected="gpt2 or llama", got=model)
     vocabulary = Vocabulary.read(fields, scored=model == "llama", rows=vocab_rows)
-    template = _template(fields, path)
 
     ids = {name: fields.token_id(f"tokenizer.ggml.{name}_token_id", vocabulary) for name in _ROLES}
     if model == "llama":  # SentencePiece's own numbering, where the file does not say
@@ -90,8 +88,7 @@ def from_gguf(
         pad_id=ids["padding"],
         unk_id=ids["unknown"],
         around=Around((bos,) if adds_bos and bos is not None else (), (eos,) if adds_eos and eos is not None else ()),
-        chat_template=template if isinstance(template, ChatTemplate) else None,
-        template_error=template if isinstance(template, CutawayError) else None,
+        template=_template(fields, path),
         names={f"{name}_token": vocabulary.tokens[index] for name, index in roles.items() if index is not None},
         rows=vocab_rows,
         size=len(vocabulary.tokens),
@@ -101,16 +98,16 @@ def from_gguf(
 _ROLES = ("bos", "eos", "eot", "eom", "unknown", "padding", "seperator", "mask")  # GGUF's own spelling
 
 
-def _template(fields: Fields, path: str | None) -> ChatTemplate | CutawayError | None:
-    """The chat template; a bad one as its error, since the model can still complete text."""
+def _template(fields: Fields, path: str | None) -> LateTemplate:
     key = "tokenizer.chat_template"
     source: Any = fields.get(key)
     tools: Any = fields.get(f"{key}.tool_use")
-    try:
+
+    def made() -> ChatTemplate | None:
         other = None if tools is None else ChatTemplate(tools, path=path, field=f"{key}.tool_use")
         return None if source is None else ChatTemplate(source, path=path, field=key, with_tools=other)
-    except CutawayError as error:
-        return error
+
+    return LateTemplate(made)
 
 
 def _special(vocabulary: Vocabulary, ids: Mapping[str, int | None]) -> dict[str, int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from cutaway.errors import CutawayError, StorageError, TokenizerError
+from cutaway.errors import StorageError, TokenizerError
 from cutaway.formats.strict_json import parse_json, pointer
 from cutaway.tokenizers.around import Around, around_of
 from cutaway.tokenizers.check import check_tokenizer_json
@@ -73,7 +73,6 @@ def _tokenizer(
     for name, index in ids.items():
         if name in ("bos_token", "eos_token") and rows is not None and index >= rows:
             raise TokenizerError("id is past the model's embedding", path=settings.path, field=pointer(name), got=index)
-    template = settings.template()
     unknown = ids.get("unk_token")
     return Tokenizer(
         backend,
@@ -86,8 +85,7 @@ def _tokenizer(
         sep_id=ids.get("sep_token"),
         mask_id=ids.get("mask_token"),
         around=_around(backend, settings, ids),
-        chat_template=None if isinstance(template, CutawayError) else template,
-        template_error=template if isinstance(template, CutawayError) else None,
+        template=settings.template(),
         names={**roles, **settings.named_extras()},
         rows=rows,
         source=Source(backend, plain_model(tree, special)),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 from cutaway.errors import CutawayError, TemplateError, TokenizerError
 from cutaway.formats.strict_json import parse_json, pointer
-from cutaway.tokenizers.chat import ChatTemplate
+from cutaway.tokenizers.chat import ChatTemplate, LateTemplate
 
 __all__ = ["FLAGS", "ROLES", "Settings"]
 
@@ -115,28 +116,28 @@ class Settings:
                 raise self.fail("is not an object", "added_tokens_decoder", key)
             yield int(key), token
 
-    def template(self) -> ChatTemplate | CutawayError | None:
-        """The chat template. A bad one is given back as its error: it is no reason not to complete text."""
+    def template(self) -> LateTemplate:
+        """The chat template; its files are read now, so that they may change or go."""
         try:
-            return self._template()
+            return LateTemplate(self._template())
         except CutawayError as error:
-            return error
+            return LateTemplate(partial(_refuse, error))
 
-    def _template(self) -> ChatTemplate | None:
+    def _template(self) -> Callable[[], ChatTemplate | None]:
         data = self._read(self._folder, "chat_template.jinja", _LIMIT)
         if data is not None:
             path = str(self._folder / "chat_template.jinja")
             try:
-                return ChatTemplate(data.decode(), path=path)
+                return partial(ChatTemplate, data.decode(), path=path)
             except UnicodeDecodeError as error:
                 raise TemplateError("is not UTF-8", path=path, offset=error.start) from error
         source, path = self._json("chat_template.json").get("chat_template"), str(self._folder / "chat_template.json")
         if source is None:
             source, path = self._config.get("chat_template"), self.path
         if source is None:
-            return None
+            return lambda: None
         if not isinstance(source, list):
-            return ChatTemplate(source, path=path, field="/chat_template")
+            return partial(ChatTemplate, source, path=path, field="/chat_template")
         named: dict[str, str] = {}
         for i, entry in enumerate(source):
             name = entry.get("name") if isinstance(entry, dict) else None
@@ -146,10 +147,15 @@ class Settings:
             named[name] = entry.get("template")
         if "default" not in named and len(named) != 1:
             raise TemplateError("none is called default", path=path, field="/chat_template", got=", ".join(named))
+        usual = named.get("default", *named.values()) if "default" not in named else named["default"]
         tools = named.get("tool_use")
-        return ChatTemplate(
-            named.get("default", *named.values()) if "default" not in named else named["default"],
-            path=path,
-            field="/chat_template",
-            with_tools=None if tools is None else ChatTemplate(tools, path=path, field="/chat_template"),
-        )
+
+        def made() -> ChatTemplate:
+            other = None if tools is None else ChatTemplate(tools, path=path, field="/chat_template")
+            return ChatTemplate(usual, path=path, field="/chat_template", with_tools=other)
+
+        return made
+
+
+def _refuse(error: CutawayError) -> NoReturn:
+    raise error

@@ -9,21 +9,17 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+from cutaway.tokenizers.fronts import TRIM
 from cutaway.tokenizers.merges import merges_from_scores
 from cutaway.tokenizers.spm import CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, SpmModel
 
-__all__ = ["TRIM", "TRIM_END", "added_token", "spm_tree", "t5_tree"]
+__all__ = ["added_token", "spm_tree", "t5_tree"]
 
 SPACE = "▁"
 
 
 def _replace(pattern: str, content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
-
-
-TRIM = _replace(r"\A +| +\z", "")
-TRIM_END = _replace(r" +\z", "")
-"""What `TRIM` is for a text that goes on from another: its first space is real."""
 
 
 def added_token(index: int, content: str, *, special: bool) -> dict[str, Any]:

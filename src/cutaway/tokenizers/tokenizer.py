@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Any, Final, final
 
 import tokenizers
-from cutaway.errors import CutawayError, RequestError, TemplateError, TokenizerError
+from cutaway.errors import CutawayError, RequestError, TokenizerError
 from cutaway.tokenizers.around import NOTHING, Around
-from cutaway.tokenizers.chat import ChatTemplate, encode_chat
+from cutaway.tokenizers.chat import NO_TEMPLATE, ChatTemplate, LateTemplate, encode_chat
 from cutaway.tokenizers.cutter import Cutter, Source
 from cutaway.tokenizers.disguise import ControlStrings
 from cutaway.tokenizers.fronts import Lead
@@ -46,7 +46,7 @@ class Tokenizer:
         backend: the library's object; it must not be changed afterwards.
         special: string → id of every control token.
         around: what the checkpoint's own rule puts around a text, and around two.
-        template_error: why there is no chat template although the file has one.
+        template: the file's chat template.
         names: what a chat template may ask for, such as ``bos_token``.
         rows: embedding rows of the model; ids up to there may be decoded (to nothing).
         size: one beyond the greatest id, where that is known.
@@ -70,8 +70,7 @@ class Tokenizer:
         sep_id: int | None = None,
         mask_id: int | None = None,
         around: Around = NOTHING,
-        chat_template: ChatTemplate | None = None,
-        template_error: CutawayError | None = None,
+        template: LateTemplate = NO_TEMPLATE,
         names: Mapping[str, str] = MappingProxyType({}),
         rows: int | None = None,
         size: int | None = None,
@@ -93,8 +92,7 @@ class Tokenizer:
         self.cls_id: Final = cls_id
         self.sep_id: Final = sep_id
         self.mask_id: Final = mask_id
-        self.chat_template: Final = chat_template
-        self.template_error: Final = template_error
+        self._template = template
         self.names: Final[Mapping[str, str]] = MappingProxyType(dict(names))
         self.around: Final = around
         self.target: Final = self if target is None else target
@@ -131,6 +129,16 @@ class Tokenizer:
     def exact(self) -> bool:
         """Is a text that goes on from another just the bytes of its tokens?"""
         return self._spelling.kind != "words" and not self.tidies and not self._trims
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """What lays conversations out, if the file has it and nothing is wrong with it."""
+        return self._template.made
+
+    @property
+    def template_error(self) -> CutawayError | None:
+        """Why there is no chat template although the file has one."""
+        return self._template.error
 
     @cached_property
     def control_strings(self) -> ControlStrings:
@@ -291,7 +299,7 @@ class Tokenizer:
         Errors: TemplateError.
         """
         kwargs = {"add_generation_prompt": add_generation_prompt, "tools": tools, **kwargs}
-        return encode_chat(self, self._template(), messages, **kwargs)
+        return encode_chat(self, self._template.wanted(), messages, **kwargs)
 
     def render_chat(
         self,
@@ -303,11 +311,4 @@ class Tokenizer:
     ) -> str:
         """The conversation as text, to look at. It cannot tell control tokens from typed ones; `chat` can."""
         kwargs = {**self.names, "add_generation_prompt": add_generation_prompt, "tools": tools, **kwargs}
-        return self._template().render(messages, **kwargs)
-
-    def _template(self) -> ChatTemplate:
-        if self.template_error is not None:
-            raise self.template_error
-        if self.chat_template is None:
-            raise TemplateError("this model has no chat template", hint="give it a plain prompt")
-        return self.chat_template
+        return self._template.wanted().render(messages, **kwargs)
