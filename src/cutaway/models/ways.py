@@ -16,6 +16,7 @@ from cutaway.models.steps import Steps
 from cutaway.modules.block import Block
 from cutaway.modules.embedding import Embedding
 from cutaway.modules.linear import Linear, Product
+from cutaway.modules.moe import Moe
 from cutaway.modules.stack import Stack
 
 
@@ -92,5 +93,5 @@ def _blocks(stack: Stack) -> list[Block]:
 def _multiply(model: Stacked, product: Product) -> None:
     for module in model.modules():
         # Somebody else's stays.
-        if isinstance(module, (Linear, Head)) and module.product in (F.linear, multiply):
+        if isinstance(module, (Linear, Moe, Head)) and module.product in (F.linear, multiply):
             module.product = product

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cutaway.modules.activation import ACTIVATIONS
-from cutaway.modules.linear import Linear
+from cutaway.modules.linear import Linear, Product
 from cutaway.modules.part import Part
 from cutaway.modules.tap import Tap
 from cutaway.shapes import Stream
@@ -29,6 +30,7 @@ class Moe(Part):
         self.gate = nn.Parameter(torch.empty(n, d_ff, d_model)) if spec.expert.gated else None
         self.up = nn.Parameter(torch.empty(n, d_ff, d_model))
         self.down = nn.Parameter(torch.empty(n, d_model, d_ff))
+        self.product: Product = F.linear  # or another implementation of it, as in Linear
 
     def forward(self, x: Stream, tap: Tap | None = None) -> Stream:
         """Taps ``router_logits`` and ``router_weights`` (0 where not chosen), [batch, query, expert], and ``experts``,
@@ -62,16 +64,17 @@ class Moe(Part):
         flat, top_k = chosen.flatten(), chosen.shape[-1]
         order = flat.argsort(stable=True)
         counts = torch.bincount(flat, minlength=self.spec.n_experts).tolist()
-        read = x.flatten(0, 1)[order // top_k].split(counts)
+        busy = {e: n for e, n in enumerate(counts) if n}
+        read = x.flatten(0, 1)[order // top_k].split([*busy.values()])
         # All at once: one by one, the gradient of each expert would be a tensor of the size of all of them.
         ups, downs = self.up.unbind(), self.down.unbind()
-        gates = [None] * len(ups) if self.gate is None else self.gate.unbind()
+        gates = None if self.gate is None else self.gate.unbind()
         act = ACTIVATIONS[self.spec.expert.activation]
-        made = [read[0].new_empty(0, x.shape[-1])]
-        for part, gate, up, down in zip(read, gates, ups, downs, strict=True):
-            if len(part):
-                opened = act(part @ up.t()) if gate is None else act(part @ gate.t()) * (part @ up.t())
-                made.append(opened @ down.t())
+        made = [x.new_empty(0, x.shape[-1])]
+        for e, part in zip(busy, read, strict=True):
+            up = self.product(part, ups[e], None)
+            opened = act(up) if gates is None else act(self.product(part, gates[e], None)) * up
+            made.append(self.product(opened, downs[e], None))
         return torch.cat(made)[order.argsort()].unflatten(0, chosen.shape)
 
 
