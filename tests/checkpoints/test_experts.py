@@ -22,6 +22,7 @@ import cutaway
 from cutaway.checkpoints.quantised import Losses
 from cutaway.errors import ConfigError, DtypeError, RequestError
 from cutaway.formats.gguf_write import write_gguf
+from cutaway.formats.mixes import mix_named
 from cutaway.formats.quantise import QUANTISED
 from cutaway.kernels import Stored, library
 from cutaway.kernels.stored import FORMATS
@@ -124,6 +125,22 @@ def test_quantize_when_loading(kind: str, tmp_path: Path) -> None:
             assert np.array_equal(raw.numpy(), wanted)
 
 
+def test_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers, and the answers of blocks; blocks that are asked for are refused with the reason."""
+    cutaway.save(experts(), tmp_path / "m.gguf", format="gguf", quantize="q4_1")
+    stored = cutaway.load(tmp_path / "m.gguf")
+    monkeypatch.setattr("cutaway.checkpoints.load.library", lambda: None)
+    monkeypatch.setattr("cutaway.checkpoints.load.missing", lambda: "switched off")
+    plain = cutaway.load(tmp_path / "m.gguf")
+    plain.transformer.use_kernels(False)
+    assert not any(isinstance(weight, Stored) for weight in plain.transformer.parameters())
+    torch.testing.assert_close(plain.logits(IDS), stored.logits(IDS), rtol=1e-4, atol=1e-4)
+    assert plain.generate(IDS, max_tokens=8).tokens == stored.generate(IDS, max_tokens=8).tokens
+    with pytest.raises(RequestError) as caught:
+        cutaway.load(tmp_path / "m.gguf", quantize="q8_0")
+    assert caught.value.hint == "switched off"
+
+
 def test_a_step_reads_the_blocks_that_are_chosen(tmp_path: Path) -> None:
     cutaway.save(experts(), tmp_path / "m.gguf", format="gguf", quantize="q8_0")
     model = cutaway.load(tmp_path / "m.gguf").transformer
@@ -214,6 +231,26 @@ def test_saved_again(kind: str, tmp_path: Path) -> None:
         wanted = again.transformer.get_parameter("decoder.layers.1.branches.moe.body.down").dense()[e]  # type: ignore[operator]
         assert isinstance(stored, Stored)
         assert torch.equal(folder[f"model.layers.1.block_sparse_moe.experts.{e}.w2.weight"], wanted)
+
+
+def test_a_mix() -> None:
+    """By hand, as llama.cpp has it: where there are eight experts attention gets more bits, ``down`` as elsewhere."""
+    at = "decoder.layers.{}.branches.{}".format
+    for n in (5, 8):
+        spec = experts(num_hidden_layers=8, num_local_experts=n).spec
+        mix, small, five = (mix_named(name) for name in ("q4_k_m", "q4_k_s", "q5_k_m"))
+        more = {i for i in range(8) if mix.type_of([at(i, "moe.body.down")], spec).name == "Q6_K"}
+        assert more == {0, 3, 6, 7}
+        assert [mix.type_of([at(1, f"moe.body.{part}")], spec).name for part in NAMES] == ["Q4_K"] * 3
+        assert small.type_of([at(0, "moe.body.down")], spec).name == "Q5_K"
+        found = [
+            [m.type_of([at(1, f"attn.body.{part}.weight")], spec).name for part in ("q", "k", "v", "out")]
+            for m in (mix, small, five)
+        ]
+        if n == 8:
+            assert found == [["Q4_K", "Q8_0", "Q8_0", "Q5_K"]] * 2 + [["Q5_K", "Q8_0", "Q8_0", "Q5_K"]]
+        else:
+            assert found == [["Q4_K"] * 4, ["Q4_K", "Q4_K", "Q5_K", "Q4_K"], ["Q5_K"] * 4]
 
 
 def test_an_expert_that_no_block_holds_is_named(tmp_path: Path) -> None:
