@@ -58,7 +58,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     assert len(experts) == 9
     assert all(isinstance(weight, Stored) for weight in experts)
     cutaway.save(stored, folder / "dense")
-    return Case(f"{name} in {kind.upper()}", stored, oracle.fresh(folder / "dense"))
+    return Case(name, stored, oracle.fresh(folder / "dense"))
 
 
 @torch.no_grad()
@@ -68,11 +68,11 @@ def test_prompts_batches_and_steps(case: Case, measured: Note) -> None:
     wanted = [case.theirs(torch.tensor([row])).logits[0] for row in rows]
     logits = case.stored.logits(rows)
     for mine, its in zip(logits, wanted, strict=True):
-        assert measured(case.name, "transformers", float((mine - its).abs().max())) <= 2e-4
+        assert measured(case.name, "in blocks", float((mine - its).abs().max())) <= 2e-4
     cache = case.stored.transformer.new_cache()
     for i, token in enumerate(rows[0]):
         step = case.stored.transformer(torch.tensor([[token]]), cache=cache)[0, 0]
-        assert measured(case.name, "transformers", float((step - wanted[0][i]).abs().max())) <= 2e-4
+        assert measured(case.name, "in blocks", float((step - wanted[0][i]).abs().max())) <= 2e-4
 
 
 @torch.no_grad()
@@ -113,18 +113,17 @@ def test_llama_cpp_reads_them(kind: str, tmp_path: Path, measured: Note, monkeyp
     All experts are chosen here, since with such rounding a narrow choice falls otherwise; which are chosen, and with
     which shares, is compared without rounding in test_llama_cpp.
     """
-    jobs, made = [], []
+    jobs, made = [], {}
     for name, n in (("mixtral", 5), ("qwen3-moe", 6)):
         config, vocabulary = gguf_models.CASES[name]
         monkeypatch.setitem(gguf_models.CASES, name, ({**config, "num_experts_per_tok": n}, vocabulary))
         model = gguf_models.model(name)
         path = tmp_path / f"{name}.gguf"
         cutaway.save(model, path, format="gguf", quantize=kind)
-        made.append(cutaway.load(path))
+        made[name] = cutaway.load(path)
         jobs.append({"path": str(path), "prompts": prompts(model), "texts": [], "n": 1})
-    for model, job, answer in zip(made, jobs, ask(jobs), strict=True):
-        name = f"{model.spec.family} in {kind.upper()}"
+    for (name, model), job, answer in zip(made.items(), jobs, ask(jobs), strict=True):
         for prompt, logits in zip(job["prompts"], answer["logits"], strict=True):  # type: ignore[call-overload]
             ours = model.logits(prompt)[0, -1]  # type: ignore[index]
             apart = float((ours - torch.tensor(logits)).norm() / ours.norm())
-            assert measured(name, "llama.cpp", apart) < 0.1
+            assert measured(name, "llama.cpp, in blocks (rel.)", apart) < 0.1
