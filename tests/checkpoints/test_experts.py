@@ -23,7 +23,8 @@ from cutaway.checkpoints.quantised import Losses
 from cutaway.errors import ConfigError, DtypeError, RequestError
 from cutaway.formats.gguf_write import write_gguf
 from cutaway.formats.mixes import mix_named
-from cutaway.formats.quantise import QUANTISED
+from cutaway.formats.quantise import QUANTISED, quantise
+from cutaway.formats.quants import BLOCK_TYPES
 from cutaway.kernels import Stored, library
 from cutaway.kernels.stored import FORMATS
 from cutaway.measure import step_bytes, weight_bytes
@@ -111,6 +112,9 @@ def test_quantize_when_loading(kind: str, tmp_path: Path) -> None:
         warnings.simplefilter("error")
         loaded = cutaway.load(tmp_path / "m", quantize=kind)
     assert all_stored(loaded)
+    cutaway.save(model, tmp_path / "m.gguf", format="gguf")
+    again = held(cutaway.load(tmp_path / "m.gguf", quantize=kind))  # from numbers in a GGUF, the same
+    assert all(torch.equal(weight.raw, again[full].raw) for full, weight in held(loaded).items())  # type: ignore[attr-defined]
     own = dict(model.transformer.named_parameters())
     for full, weight in loaded.transformer.named_parameters():
         if "norm" in full or "router" in full:
@@ -166,6 +170,8 @@ def test_several_matrices_as_one_tensor() -> None:
     assert torch.equal(stored[1, 3], stored.dense()[1, 3])
     with pytest.raises(IndexError):
         stored[3]
+    with pytest.raises(RuntimeError):  # as PyTorch has it for three axes of numbers
+        torch.nn.functional.linear(torch.ones(2, 64), stored)
     with pytest.raises(ValueError, match="not rows"):
         Stored(raw[None], 8, 64)
 
@@ -253,6 +259,24 @@ def test_a_mix() -> None:
             assert found == [["Q4_K"] * 4, ["Q4_K", "Q4_K", "Q5_K", "Q4_K"], ["Q5_K"] * 4]
 
 
+def test_a_router_that_a_file_has_in_blocks(tmp_path: Path) -> None:
+    """Other programs write such: it stays so, and is numbers again where matrices are quantized anew."""
+    model = experts()
+    cutaway.save(model, tmp_path / "m", format="cutaway")
+    loaded = cutaway.load(tmp_path / "m", quantize="q8_0")
+    module = loaded.transformer.get_submodule("decoder.layers.0.branches.moe.body.router")
+    numbers = model.transformer.get_submodule("decoder.layers.0.branches.moe.body.router").weight.detach()
+    router = Stored(quantise(numbers, BLOCK_TYPES["Q8_0"]), 8, 64)
+    module.weight = torch.nn.Parameter(router, requires_grad=False)
+    full = "decoder.layers.0.branches.moe.body.router.weight"
+    cutaway.save(loaded, tmp_path / "own", format="cutaway")
+    assert isinstance(cutaway.load(tmp_path / "own").transformer.get_parameter(full), Stored)
+    cutaway.save(loaded, tmp_path / "anew", format="cutaway", quantize="q4_0")
+    cutaway.save(loaded, tmp_path / "m.gguf", format="gguf")
+    for path in (tmp_path / "anew", tmp_path / "m.gguf"):
+        assert torch.equal(cutaway.load(path).transformer.get_parameter(full), router.dense())
+
+
 def test_an_expert_that_no_block_holds_is_named(tmp_path: Path) -> None:
     model = experts()
     with torch.no_grad():
@@ -285,7 +309,12 @@ def test_counts_that_are_missing_or_wrong(name: str, tmp_path: Path) -> None:
     model = experts(name)
     real = module.write_gguf
     arch = "llama" if name == "mixtral" else "qwen3moe"
-    for word, value in (("expert_used_count", None), ("expert_used_count", 9), ("expert_count", 3)):
+    for word, value in (
+        ("expert_used_count", None),
+        ("expert_used_count", 0),
+        ("expert_used_count", 9),
+        ("expert_count", 3),
+    ):
 
         def writing(path: Path, metadata: Any, tensors: Any, key=f"{arch}.{word}", value=value, **how: Any) -> None:  # type: ignore[no-untyped-def]
             metadata = {**metadata, key: ("u32", value)}

@@ -69,8 +69,8 @@ def gguf_counts(config: Mapping[str, Any], arch: str) -> None:
         ConfigError: one is missing.
     """
     for word, name in GGUF_COUNTS.items():
-        if not config.get(name):
-            raise ConfigError("missing", field=f"{arch}.{word}", expected="an int", got=config.get(name))
+        if config.get(name) is None:
+            raise ConfigError("missing", field=f"{arch}.{word}", expected="an int", got=None)
 
 
 def first_experts(spec: ModelSpec) -> MoeSpec | None:

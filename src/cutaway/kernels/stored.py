@@ -134,14 +134,14 @@ class Stored(Tensor):
             raise TypeError(READ_ONLY)
         if func in _LEARNING and (args[1:] or (named.get("requires_grad", True),))[0]:
             raise RequestError(NO_GRADIENT, field="requires_grad", expected=False, got=True, hint=PASSES)
-        if func in _APART and args[0].dim() == 3 and not named and args[1:] in ((), (0,)):
+        if func in _APART and args[0].raw.dim() == 3 and not named and args[1:] in ((), (0,)):
             return args[0].each()
-        if func is Tensor.__getitem__ and args[0].dim() == 3 and type(args[1]) is int:
+        if func is Tensor.__getitem__ and args[0].raw.dim() == 3 and type(args[1]) is int:
             return args[0].each()[args[1]]
-        if func is F.linear and not named and len(args) in (2, 3) and isinstance(args[1], Stored):
+        if func is F.linear and not named and len(args) in (2, 3) and _one(args[1]):
             return _linear(args[0], args[1], args[2] if len(args) == 3 else None)
         plain = not named.get("max_norm")  # with one, looking up would change the table
-        if func is F.embedding and plain and len(args) == 2 and isinstance(args[1], Stored):
+        if func is F.embedding and plain and len(args) == 2 and _one(args[1]):
             return args[1].native.expand(args[1].matrix, args[0])
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **named)
@@ -202,6 +202,11 @@ def _again(raw: Tensor, format: int, cols: int, parameter: bool) -> Stored:
     """What was copied or pickled: a module's parameter stays one."""
     twin = stored_matrix(raw, format, cols)
     return nn.Parameter(twin, requires_grad=False) if parameter else twin  # type: ignore[return-value]
+
+
+def _one(weight: object) -> bool:
+    """Whether it is one stored matrix, rather than several."""
+    return isinstance(weight, Stored) and weight.raw.dim() == 2
 
 
 def _linear(x: Tensor, weight: Stored, bias: Tensor | None) -> Tensor:
