@@ -53,6 +53,7 @@ def load(
         device: by default a GPU if there is one.
         quantize: what matrices become as they are read, on a CPU: ``"q8_0"``, ``"q5_1"``, ``"q5_0"``, ``"q4_1"``,
             ``"q4_0"``, ``"q6_k"``, ``"q5_k"`` or ``"q4_k"``. Where a row is not whole blocks of 256, a type of 32.
+            Experts are matrices too; the routers that choose them stay numbers.
             ``"int8"`` is ``"q8_0"`` with products of whole numbers: what is multiplied by a matrix is rounded to 8
             bits too, which is faster where many tokens are read and no longer exact (``cutaway bench --quantize int8``
             measures what it costs). Where gradients are wanted its products are those of ``"q8_0"``, not rounded.

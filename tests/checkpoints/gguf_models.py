@@ -55,6 +55,9 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "gemma3-every-second": (gemma3([NEAR, FAR, NEAR, FAR], sliding_window=5), "plain"),
     "gemma3-local": (gemma3([NEAR] * 3, tie_word_embeddings=False), "plain"),
     "gemma3-linear-and-cap": (gemma3(SIX, rope_parameters=GEMMA_LINEAR, final_logit_softcapping=2.0), "plain"),
+    "mixtral": (tiny.config("mixtral"), "prefixed"),
+    "mixtral-tied-linear": ({**scaled("mixtral-window", "linear", factor=2.0), "sliding_window": None}, "bytes"),
+    "qwen3-moe": ({**tiny.config("qwen3-moe"), "norm_topk_prob": True}, "bytes"),
     "gpt2": (tiny.config("gpt2"), "bytes"),
     "gpt2-untied-wide": ({**tiny.config("gpt2-untied"), "activation_function": "gelu_new", "n_inner": 48}, "bytes"),
 }

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 
@@ -84,6 +86,27 @@ def test_our_own_format(call: Call, tmp_path: Path) -> None:
     assert call("run", "-m", tmp_path / "m", "the", "-n", "3").code == 0
     again = call("quantize", tmp_path / "m", "-o", tmp_path / "m2", "-t", "q4_0")
     assert "already" in again.err
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_1"])
+def test_a_mixture(kind: str, call: Call, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """Its experts become blocks, with the bytes of the format's own package; perplexity is measured on these."""
+    source = write_folder(tmp_path / "m", {**tiny.config("mixtral"), **config(model_type="mixtral")})
+    out = tmp_path / "m.gguf"
+    done = call("quantize", source, "-o", out, "-t", kind, "--json")
+    assert done.code == 0
+    assert done.json["fallbacks"] == []
+    assert done.json["types"][kind.upper()]["tensors"] == 2 + 3 * (4 + 3)
+    assert done.json["perplexity"]["moved"] > 0
+    own = cutaway.load(source).transformer.state_dict()
+    found = {str(tensor.name): tensor for tensor in gguf.GGUFReader(out).tensors}
+    for i in range(3):
+        for part in ("gate", "up", "down"):
+            numbers = own[f"decoder.layers.{i}.branches.moe.body.{part}"].numpy()
+            wanted = gguf.quantize(numbers, gguf.GGMLQuantizationType[kind.upper()])
+            assert np.array_equal(found[f"blk.{i}.ffn_{part}_exps.weight"].data, wanted)
+    assert call("show", out, "--json").json["types"][kind.upper()]["tensors"] == 2 + 3 * 7
+    assert not [str(one.message) for one in recwarn if "stay" in str(one.message)]
 
 
 def test_models_without_a_perplexity(call: Call, tmp_path: Path) -> None:

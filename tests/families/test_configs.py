@@ -673,12 +673,15 @@ def test_registry() -> None:
         family = family_of(name)
         assert family.model_type == name
         if family.gguf is not None:
-            assert gguf_family(family.gguf.arch) is family
+            stated: dict[str, object] = {"general.architecture": (arch := family.gguf.arch)}
+            if "expert_count" in family.gguf.keys:
+                stated[f"{arch}.expert_count"] = 4
+            assert gguf_family(stated) is family
     for unknown in ("", "LLAMA", None, 3, ["llama"], "../llama", "os"):
         with pytest.raises(UnsupportedModelError, match="llama"):
             family_of(unknown)
         with pytest.raises(UnsupportedModelError, match="llama"):
-            gguf_family(unknown)
+            gguf_family({"general.architecture": unknown})
 
 
 def test_active_parameters() -> None:

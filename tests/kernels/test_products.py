@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cutaway.errors import RequestError
 from cutaway.formats.quants import block_type, dequantise
 from cutaway.kernels import Stored, missing, stored_matrix
 from cutaway.kernels.stored import FORMATS
@@ -153,9 +154,8 @@ def test_as_a_parameter() -> None:
     """It is moved, copied and written like any other, and counts as what it stands for."""
     raw = random_bytes(2, 8, 64)
     dense = numbers_of(raw, 2)
-    layer = nn.Linear(64, 8, bias=False)
+    layer = nn.Linear(64, 8, bias=False).requires_grad_(False)
     layer.load_state_dict({"weight": Stored(raw, 2, 64)}, assign=True)
-    layer.requires_grad_(False)
     assert isinstance(layer.weight, Stored)
     twin = copy.deepcopy(layer)
     assert isinstance(twin.weight, Stored)
@@ -179,6 +179,33 @@ def test_as_a_parameter() -> None:
     assert torch.equal(half.weight, dense.bfloat16())
     with pytest.raises(TypeError, match="float32"):
         layer.weight.data = dense
+
+
+def test_it_cannot_be_made_to_learn() -> None:
+    """Not by itself, not as a module's, not as a new parameter: it would be asked for a gradient that never comes."""
+    stored = Stored(random_bytes(2, 8, 64), 2, 64)
+    layer = nn.Linear(64, 8, bias=False).requires_grad_(False)
+    layer.load_state_dict({"weight": stored}, assign=True)
+
+    def assigned(weight: Tensor) -> None:
+        weight.requires_grad = True
+
+    for learn in (
+        lambda: stored.requires_grad_(),
+        lambda: stored.requires_grad_(True),
+        lambda: stored.requires_grad_(requires_grad=True),
+        lambda: assigned(layer.weight),
+        lambda: layer.requires_grad_(),
+        lambda: nn.Parameter(stored),
+    ):
+        with pytest.raises(RequestError, match="dtype='float32'") as caught:
+            learn()
+        assert caught.value.field == "requires_grad"
+        assert caught.value.hint is not None
+    with pytest.raises(RuntimeError, match="no gradient of their own"):  # in PyTorch's own words for a state dict
+        nn.Linear(64, 8, bias=False).load_state_dict({"weight": stored}, assign=True)
+    layer.weight.requires_grad = False
+    assert not layer.requires_grad_(False).weight.requires_grad
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cutaway.checkpoints.quantised import encoded
+from cutaway.formats.quantise import QUANTISED
+from cutaway.formats.quants import BLOCK_TYPES
 from cutaway.inspection import Recorder
+from cutaway.kernels import Stored, library, multiply, stored_matrix, together
 from cutaway.modules.activation import ACTIVATIONS
 from cutaway.modules.moe import Moe, balance_loss, route
 from cutaway.spec import MlpSpec, MoeSpec
@@ -184,6 +189,69 @@ def test_jitter() -> None:
     torch.manual_seed(3)
     noise = torch.empty_like(x).uniform_(0.7, 1.3)
     assert torch.equal(noisy, moe()(x * noise))
+
+
+# ---- experts in blocks ------------------------------------------------------------------------------------
+
+stored_only = pytest.mark.skipif(library() is None, reason="stored weights need the native library")
+D, D_FF = 256, 512
+
+
+def in_blocks(kind: str, spec: MoeSpec) -> tuple[Moe, Moe]:
+    """A mixture in blocks, and the plain twin: the numbers of these, multiplied by PyTorch."""
+    generator = torch.Generator().manual_seed(5)
+    stored, dense = (Moe(spec, D).requires_grad_(False) for _ in range(2))
+    stored.router.weight.copy_(torch.randn(spec.n_experts, D, generator=generator) / 16)
+    dense.router.weight.copy_(stored.router.weight)
+    stored.router.product = dense.router.product = multiply  # the same choice in any company
+    for name, weight in stored.named_parameters(recurse=False):
+        numbers = torch.randn(weight.shape, generator=generator) / 16
+        type_ = BLOCK_TYPES["Q8_0" if kind == "int8" else kind]
+        made = stored_matrix(encoded(numbers, type_), type_.id, weight.shape[-1])
+        made = together(made) if kind == "int8" else made
+        setattr(stored, name, nn.Parameter(made, requires_grad=False))
+        setattr(dense, name, nn.Parameter(made.dense(), requires_grad=False))
+    return stored, dense
+
+
+@stored_only
+@pytest.mark.parametrize("kind", [*QUANTISED, "F16", "BF16", "int8"])
+@torch.no_grad()
+def test_blocks_and_the_plain_twin(kind: str) -> None:
+    """One token and many; each expert's part has the bits of the product with its own matrix, in any company."""
+    spec = MoeSpec(6, 2, MlpSpec(D_FF, "silu", gated=True))
+    stored, dense = in_blocks(kind, spec)
+    x = torch.randn(2, 37, D, generator=torch.Generator().manual_seed(6))
+    seen, plain = Recorder(["router_weights", "experts"]), Recorder(["router_weights", "experts"])
+    out, wanted = stored(x, seen), dense(x, plain)
+    for mine, its in ((out, wanted), (seen.kept["experts"][0], plain.kept["experts"][0])):
+        assert float((mine - its).norm() / its.norm()) < (0.02 if kind == "int8" else 1e-6)  # int8 rounds what it reads
+    assert torch.equal(seen.kept["router_weights"][0], plain.kept["router_weights"][0])
+    plainly = stored(x)
+    torch.testing.assert_close(plainly, out, rtol=0, atol=1e-6)  # added up in another order
+    for row, place in ((0, 0), (1, 36)):
+        assert torch.equal(stored(x[row : row + 1, place : place + 1])[0, 0], plainly[row, place])
+        for e in seen.kept["router_weights"][0][row, place].nonzero()[:, 0].tolist():
+            gate, up, down = (Stored(w.raw[e], w.format, w.shape[-1]) for w in (stored.gate, stored.up, stored.down))
+            made = F.linear(F.silu(F.linear(x[row, place], gate)) * F.linear(x[row, place], up), down)
+            share = seen.kept["router_weights"][0][row, place, e]
+            assert torch.equal(seen.kept["experts"][0][row, place, e], made * share)
+    assert stored(x[:, :0]).shape == (2, 0, D)
+
+
+@stored_only
+def test_blocks_without_gates_and_with_gradients() -> None:
+    """What the experts and the router read gets its gradient; the twin's."""
+    plain, gated = MlpSpec(D_FF, "gelu"), MlpSpec(D_FF, "silu", gated=True)
+    for spec in (MoeSpec(5, 3, plain, normalised=False), MoeSpec(5, 2, gated)):
+        with torch.no_grad():
+            stored, dense = in_blocks("Q8_0", spec)
+        grads = []
+        for model in (stored, dense):
+            x = torch.randn(1, 9, D, generator=torch.Generator().manual_seed(6)).requires_grad_()
+            model(x).square().sum().backward()
+            grads.append(x.grad)
+        torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
 
 
 # ---- balance ---------------------------------------------------------------------------------------------

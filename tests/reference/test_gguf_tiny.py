@@ -1,9 +1,9 @@
 """Tiny models through GGUF: what llama.cpp's converter alters is undone, bit by bit (case C06).
 
 The converter itself is not at hand. What it does is known and is done here to tensors that transformers
-wrote: Llama's q and k rows are reordered so that rotary pairs lie side by side, Gemma's norm weights
-are stored plus one, GPT-2's matrices are turned, Llama 3's slowed frequencies become a tensor of
-divisors. ``gguf``, the format's own package, writes the file.
+wrote: Llama's (and Mixtral's) q and k rows are reordered so that rotary pairs lie side by side, Gemma's
+norm weights are stored plus one, GPT-2's matrices are turned, a layer's experts become one tensor, Llama
+3's slowed frequencies a tensor of divisors. ``gguf``, the format's own package, writes the file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,11 @@ IN_LAYER = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "mlp.gate": "ffn_gate_inp",
 }
+EXPERT = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
+ARCHITECTURES = {"gemma3_text": "gemma3", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
 IN_GEMMA_LAYER = IN_LAYER | {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -78,14 +82,19 @@ def converted(values: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, T
     kind = values["model_type"]
     names = {"gemma3_text": IN_GEMMA_LAYER, "gpt2": IN_GPT2_LAYER}.get(kind, IN_LAYER)
     out = {}
+    experts: dict[str, dict[int, Tensor]] = {}
     for name, tensor in tensors.items():
         stem, suffix = name.rsplit(".", 1)
+        if ".experts." in stem:
+            layer, (e, part) = stem.split(".")[2], stem.split(".")[-2:]
+            experts.setdefault(f"blk.{layer}.ffn_{EXPERT[part]}_exps.weight", {})[int(e)] = tensor
+            continue
         if stem in OUTSIDE:
             theirs = OUTSIDE[stem]
         else:
             _, _, layer, rest = stem.split(".", 3)
             theirs = f"blk.{layer}.{names[rest]}"
-        if kind == "llama" and stem.endswith(("q_proj", "k_proj")):
+        if kind in ("llama", "mixtral") and stem.endswith(("q_proj", "k_proj")):
             heads = "num_attention_heads" if stem.endswith("q_proj") else "num_key_value_heads"
             tensor = side_by_side(tensor, values[heads])
         if kind == "gemma3_text" and stem.endswith("norm"):
@@ -93,7 +102,7 @@ def converted(values: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, T
         if kind == "gpt2" and suffix == "weight" and stem.split(".")[-1].startswith("c_"):
             tensor = tensor.t().contiguous()
         out[f"{theirs}.{suffix}"] = tensor
-    return out
+    return out | {name: torch.stack([each[e] for e in range(len(each))]) for name, each in experts.items()}
 
 
 def llama3_divisors(rope: dict[str, Any], width: int) -> Tensor:
@@ -110,7 +119,7 @@ def llama3_divisors(rope: dict[str, Any], width: int) -> Tensor:
 def write(path: Path, values: dict[str, Any], tensors: dict[str, Tensor], matrices: str = "F32", **more: Any) -> Path:
     """A GGUF of a config and converted tensors; ``more`` are metadata keys without their prefix."""
     kind = values["model_type"]
-    arch = {"gemma3_text": "gemma3"}.get(kind, kind)
+    arch = ARCHITECTURES.get(kind, kind)
     writer = gguf.GGUFWriter(path, arch)
     width = values.get("head_dim", values.get("hidden_size", 0) // values.get("num_attention_heads", 1))
     if kind == "gpt2":
@@ -129,7 +138,7 @@ def write(path: Path, values: dict[str, Any], tensors: dict[str, Tensor], matric
         writer.add_feed_forward_length(values["intermediate_size"])
         writer.add_head_count(values["num_attention_heads"])
         writer.add_head_count_kv(values["num_key_value_heads"])
-        writer.add_layer_norm_rms_eps(values.get("rms_norm_eps", 1e-6))
+        writer.add_layer_norm_rms_eps(values.get("rms_norm_eps", 1e-5 if kind == "mixtral" else 1e-6))
         writer.add_rope_freq_base(rope["rope_theta"])
         writer.add_key_length(width)
         writer.add_value_length(width)
@@ -143,6 +152,11 @@ def write(path: Path, values: dict[str, Any], tensors: dict[str, Tensor], matric
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         if rope["rope_type"] == "llama3":
             tensors = {**tensors, "rope_freqs.weight": llama3_divisors(rope, width)}
+        if (n := values.get("num_local_experts", values.get("num_experts"))) is not None:
+            writer.add_expert_count(n)
+            writer.add_expert_used_count(values.get("num_experts_per_tok", 2))
+        if kind == "qwen3_moe":
+            writer.add_expert_feed_forward_length(values["moe_intermediate_size"])
         if kind == "gemma3_text":
             writer.add_sliding_window(values["sliding_window"])
             if values.get("final_logit_softcapping"):
@@ -152,9 +166,9 @@ def write(path: Path, values: dict[str, Any], tensors: dict[str, Tensor], matric
         add(f"{arch}.{key}", value)
     for name, tensor in tensors.items():
         data = tensor.contiguous().numpy()
-        if matrices != "F32" and data.ndim == 2:
-            kinds = {"BF16": gguf.GGMLQuantizationType.BF16, "F16": gguf.GGMLQuantizationType.F16}
-            writer.add_tensor(name, gguf.quants.quantize(data, kinds[matrices]), raw_dtype=kinds[matrices])
+        if matrices != "F32" and data.ndim > 1 and "ffn_gate_inp" not in name:
+            type_ = gguf.GGMLQuantizationType[matrices]
+            writer.add_tensor(name, gguf.quants.quantize(data, type_), raw_dtype=type_)
         else:
             writer.add_tensor(name, data.astype(np.float32))
     writer.write_header_to_file()
@@ -191,6 +205,9 @@ CASES = {
             tiny.NEAR: {"rope_type": "default", "rope_theta": 10_000.0},
         },
     },
+    "mixtral": tiny.config("mixtral"),
+    "mixtral-top-1": {**tiny.config("mixtral-top-1"), "hidden_act": "silu"},
+    "qwen3-moe": {**tiny.config("qwen3-moe"), "norm_topk_prob": True, "moe_intermediate_size": 32},
     "gpt2": tiny.config("gpt2"),
     "gpt2-untied": {**tiny.config("gpt2-untied"), "activation_function": "gelu_new"},
 }
@@ -255,7 +272,7 @@ def test_gemma3_with_newer_keys(source: Callable[[str], Path], tmp_path: Path) -
 @torch.no_grad()
 def test_a_gguf_as_a_folder(source: Callable[[str], Path], tmp_path: Path) -> None:
     """GGUF → Hugging Face: the same bits, and transformers' logits."""
-    for name in ("llama-yarn", "gemma3", "gpt2", "qwen3"):
+    for name in ("llama-yarn", "gemma3", "gpt2", "qwen3", "mixtral", "qwen3-moe"):
         folder = source(name)
         tensors = converted(CASES[name], load_file(folder / "model.safetensors"))
         save_folder(open_gguf(write(tmp_path / f"{name}.gguf", CASES[name], tensors)), tmp_path / name)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.oracle
 N, NEAR = 24, 1e-3
 NOTE = Callable[[str, str, float], float]
 # llama.cpp's GELU is a table of half-precision numbers.
-LOGITS = {"gemma3": 1e-2, "gpt2": 1e-2, "qwen": 1e-4, "llama": 1e-4}
+LOGITS = {"gemma3": 1e-2, "gpt2": 1e-2, "qwen": 1e-4, "llama": 1e-4, "mixtral": 1e-4}
 
 
 def ask(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -96,7 +96,7 @@ def test_same_greedy_tokens(
             print(f"\n{name}: {near} near-ties in {N * len(answer['prompts'])} steps")
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "gpt2", "mixtral"])
 def test_same_ids(name: str, answers: dict[str, tuple[Model, dict[str, Any]]]) -> None:
     model, answer = answers[name]
     assert model.tokenizer is not None

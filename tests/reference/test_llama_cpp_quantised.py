@@ -45,12 +45,24 @@ def llama(**changes: Any) -> Model:
     return Model(tiny.transformer(values))
 
 
+def mixture(**changes: Any) -> Model:
+    return Model(tiny.transformer({**tiny.config("mixtral"), **SMALL, "vocab_size": 256, **changes}))
+
+
+def qwen(**changes: Any) -> Model:
+    values = {**tiny.config("qwen3-moe"), "norm_topk_prob": True, **SMALL, "moe_intermediate_size": 32}
+    return Model(tiny.transformer({**values, "vocab_size": 256, **changes}))
+
+
 # Where rows are narrow, what takes a K type's place still tells which it was.
 MODELS = {
     "whole blocks": lambda: llama(num_hidden_layers=5, tie_word_embeddings=True),
     "16 layers": lambda: llama(**SMALL, num_hidden_layers=16, tie_word_embeddings=False),
     "17 layers, tied": lambda: llama(**SMALL, num_hidden_layers=17, tie_word_embeddings=True),
     "80 layers, shared keys": lambda: llama(**SMALL, num_hidden_layers=80),
+    "five experts": lambda: mixture(num_hidden_layers=9),
+    "eight experts, which llama.cpp treats otherwise": lambda: mixture(num_hidden_layers=9, num_local_experts=8),
+    "six small experts": lambda: qwen(num_hidden_layers=9),
     "one fused matrix": lambda: Model(tiny.transformer({**tiny.config("gpt2"), "n_layer": 9})),
 }
 

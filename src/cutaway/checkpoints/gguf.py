@@ -46,7 +46,7 @@ def read_gguf(file: GgufTables, path: str) -> tuple[Family, ModelSpec, Generatio
         UnsupportedModelError, ConfigError, ShapeMismatch.
     """
     metadata: dict[str, Any] = dict(file.metadata)
-    family = gguf_family(metadata.get("general.architecture"), path=path)
+    family = gguf_family(metadata, path=path)
     form = family.gguf
     assert form is not None
     kind = metadata.get("general.type", "model")
@@ -59,7 +59,10 @@ def read_gguf(file: GgufTables, path: str) -> tuple[Family, ModelSpec, Generatio
     config = config_from_metadata(metadata, form.arch, form.keys, tied=tied, rows=table[0], path=path)
     _compare_layers(file, form.arch, metadata, path)
     config["model_type"] = family.model_type
-    form.complete(config, metadata)
+    try:
+        form.complete(config, metadata)
+    except ConfigError as error:
+        raise error.at(path) from error
     for key in ("bos", "eos", "pad"):
         token = metadata.get(f"tokenizer.ggml.{'padding' if key == 'pad' else key}_token_id")
         if token is not None:
@@ -156,11 +159,11 @@ class GgufSource:
 
     def _is_raw(self, name: str) -> bool:
         info = self._file.tensors[name]
-        return info.type.id != 0 and info.type.id in FORMATS and len(info.shape) == 2
+        return info.type.id != 0 and info.type.id in FORMATS and len(info.shape) >= 2
 
     def raw(self, name: str) -> tuple[Tensor, int] | None:
-        """A matrix's rows as they are stored, and the number of their format; None of what is fp32 anyway."""
+        """The rows of a matrix, or of several, as they are stored, and their format; None of what is fp32 anyway."""
         if not self._is_raw(name):
             return None
         info = self._file.tensors[name]
-        return torch.from_numpy(self._file.raw(name)).view(info.shape[0], -1), info.type.id
+        return torch.from_numpy(self._file.raw(name)).view(*info.shape[:-1], -1), info.type.id

@@ -31,7 +31,7 @@ __all__ = ["save_gguf"]
 
 FACTORS = "rope_freqs.weight"
 # llama.cpp wants these in full precision, with norms and biases; matrices are as is asked for.
-_FULL = frozenset({"position_embd.weight", FACTORS})
+_FULL = ("position_embd.weight", FACTORS, ".ffn_gate_inp.weight")  # ends of names
 _QUANTIZATION = 2  # ggml's version of the block types
 
 
@@ -107,7 +107,7 @@ def _file_tensor(
     """A tensor of the file, and whether it is a matrix that may have any type."""
     name, parts = rule.theirs[place], tuple(own[part] for part in rule.ours)
     shape = tuple(rule.save(tuple(torch.empty(part.shape, device="meta") for part in parts))[place].shape)
-    if len(shape) == 2 and name not in _FULL:
+    if len(shape) > 1 and not name.endswith(_FULL):
         matrix = planned(rule, place, name, shape, parts, spec, to)
         return FileTensor(name, shape, matrix.type, lambda: matrix.make(parts, losses)), True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import sqrt
+from math import prod, sqrt
 
 import torch
 from torch import Tensor
@@ -100,7 +100,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A matrix of a file: its type, and whether the model has it so already."""
+    """A matrix of a file, or several of one size: its type, and whether the model has it so already."""
 
     rule: WeightRule
     place: int
@@ -136,7 +136,7 @@ class Planned:
                     error.what, field=self.name, expected=error.expected, got=error.got, hint=error.hint
                 ) from error
             if losses is not None:
-                losses.add(self.type, self.rows, self.cols, numbers, raw)
+                losses.add(self.type, self.rows, self.cols, numbers.flatten(0, -2), raw.flatten(0, -2))
             return raw
 
 
@@ -153,7 +153,7 @@ def planned(
 
     Args:
         rule: how it is made of the model's tensors.
-        place, name, shape: which of the rule's it is, what it is called, [rows, cols].
+        place, name, shape: which of the rule's it is, what it is called, [..., rows, cols].
         parts: the model's tensors.
         spec: the model.
         to: what was asked for.
@@ -165,12 +165,12 @@ def planned(
         wanted = to.mix.type_of(rule.ours, spec)
     else:
         wanted = have if have is not None and to.keep else to.plain
-    kind = type_for(wanted, shape[1]) or to.plain
-    return Planned(rule, place, name, shape[0], shape[1], kind, wanted, kept=kind is have)
+    kind = type_for(wanted, shape[-1]) or to.plain
+    return Planned(rule, place, name, prod(shape[:-1]), shape[-1], kind, wanted, kept=kind is have)
 
 
 def encoded(numbers: Tensor, kind: BlockType) -> Tensor:
-    """Rows of numbers as bytes. [rows, cols] → uint8 [rows, bytes]
+    """Rows of numbers as bytes. [..., rows, cols] → uint8 [..., rows, bytes]
 
     Raises:
         DtypeError, RequestError: a number that the type cannot hold.
@@ -180,7 +180,7 @@ def encoded(numbers: Tensor, kind: BlockType) -> Tensor:
     turned = numbers.to(kind.dtype).contiguous()
     if kind.dtype is torch.float16 and bool((turned.isinf() & numbers.isfinite()).any()):
         raise RequestError("a number is too large for F16", hint="bfloat16 reaches as far as float32")
-    return turned.view(torch.uint8).view(len(numbers), -1)
+    return turned.view(torch.uint8)
 
 
 def dense(tensor: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from cutaway.checkpoints.folder import UNFINISHED
 from cutaway.checkpoints.load import DTYPES, Checkpoint
 from cutaway.checkpoints.quantised import Losses, Target, planned
 from cutaway.checkpoints.sentence import FILES
-from cutaway.checkpoints.weights import matrices
+from cutaway.checkpoints.weights import matrices, quantizable
 from cutaway.errors import ConfigError, RequestError, StorageError
 from cutaway.families import Family, family_of
 from cutaway.formats.config import ConfigReader
@@ -156,7 +156,7 @@ def _blocks(
     own = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     to = Target(mix, PLAIN_TYPES[model.dtype])
     tensors, kinds = dict[str, Tensor](), dict[str, tuple[BlockType, int]]()
-    wide = matrices(model)
+    wide = matrices(model) if mix is None else quantizable(model)
     total, done = sum(tensor.numel() for tensor in own.values()), 0
     for rule in family.rules(model.spec):
         (name,) = rule.ours

@@ -18,6 +18,7 @@ from cutaway.kernels import Stored, stored_matrix, together
 from cutaway.kernels.pages import in_large_pages
 from cutaway.models import Transformer
 from cutaway.modules.linear import Linear
+from cutaway.modules.moe import Moe
 
 Progress: TypeAlias = Callable[[int, int], None]
 _WRAPPERS = ("_orig_mod.", "module.")  # what torch.compile and data-parallel training put before every name
@@ -92,8 +93,8 @@ def fill(
         _compare_shapes(rule, own, source, stored, path)
 
     given: dict[str, Tensor] = {}
-    plain = matrices(model)
-    keeping = plain if keep and quantize is None else frozenset()
+    keeping = matrices(model) if keep and quantize is None else frozenset()
+    rounding = quantizable(model) if quantize is not None else frozenset()
     sizes = [sum(math.prod(own[name]) for name in rule.ours) * dtype.itemsize for rule in used]
     for done, rule in enumerate(used):
         if rule.ours:
@@ -101,9 +102,9 @@ def fill(
             tensors = kept or rule.load(tuple(_read(source, stored[name], path) for name in rule.theirs))
             for name, tensor in zip(rule.ours, tensors, strict=True):
                 given[name] = tensor if kept else tensor.to(device=device, dtype=dtype)
-                kind = type_for(quantize, tensor.shape[-1]) if quantize is not None and name in plain else None
+                kind = type_for(quantize, tensor.shape[-1]) if quantize is not None and name in rounding else None
                 if kind is not None:
-                    made = stored_matrix(_quantised(given[name], kind, name, path), kind.id, tensor.shape[1])
+                    made = stored_matrix(_quantised(given[name], kind, name, path), kind.id, tensor.shape[-1])
                     given[name] = together(made) if rounded else made
         if progress is not None:
             progress(sum(sizes[: done + 1]), sum(sizes))
@@ -114,21 +115,21 @@ def fill(
     if left:
         warnings.warn(f"{path}: left behind, as this model has no use for them: {', '.join(left)}", stacklevel=2)
     if quantize is not None:
-        _say_what_stays(given, plain, quantize, path)
+        _say_what_stays(given, rounding, quantize, path)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not isinstance(given[name], Stored))
     model.load_state_dict(given, assign=True)
     in_large_pages(model.parameters())
-    for parameter in model.parameters():
-        parameter.requires_grad_(not isinstance(parameter, Stored))
 
 
-def _say_what_stays(given: Mapping[str, Tensor], plain: frozenset[str], kind: BlockType, path: str) -> None:
-    """Warn of matrices that are numbers still: experts', and those whose rows are not whole blocks."""
-    stay = {name: x for name, x in given.items() if (name in plain or x.dim() == 3) and not isinstance(x, Stored)}
+def _say_what_stays(given: Mapping[str, Tensor], rounding: frozenset[str], kind: BlockType, path: str) -> None:
+    """Warn of matrices that are numbers still: those whose rows are not whole blocks."""
+    stay = {name: given[name] for name in given if name in rounding and not isinstance(given[name], Stored)}
     size = sum(x.nbytes for x in stay.values())
     if stay:
         warnings.warn(
-            f"{path}: {len(stay)} matrices of {size / 2**20:,.1f} MiB stay as numbers beside {kind.name}, experts or of"
-            f" rows that are not whole blocks: {', '.join([*stay][:3])}{', …' if len(stay) > 3 else ''}",
+            f"{path}: {len(stay)} matrices of {size / 2**20:,.1f} MiB stay as numbers beside {kind.name}, as their"
+            f" rows are not whole blocks: {', '.join([*stay][:3])}{', …' if len(stay) > 3 else ''}",
             stacklevel=2,
         )
 
@@ -141,9 +142,19 @@ def _quantised(numbers: Tensor, kind: BlockType, name: str, path: str) -> Tensor
 
 
 def matrices(model: Transformer) -> frozenset[str]:
-    """Parameters that are only multiplied by and looked up in."""
+    """Parameters that are only multiplied by and looked up in, so that they may stay as a file has them."""
     linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Linear)}
-    return frozenset(linear | {"embed.tokens", "source_embed.tokens", "head.weight"})
+    experts = {f"{name}.{part}" for name in _mixtures(model) for part in ("gate", "up", "down")}
+    return frozenset(linear | experts | {"embed.tokens", "source_embed.tokens", "head.weight"})
+
+
+def quantizable(model: Transformer) -> frozenset[str]:
+    """Those of :func:`matrices` that may be rounded: all but routers, which are small and choose, as in llama.cpp."""
+    return matrices(model) - {f"{name}.router.weight" for name in _mixtures(model)}
+
+
+def _mixtures(model: Transformer) -> list[str]:
+    return [name for name, module in model.named_modules() if isinstance(module, Moe)]
 
 
 def _kept(
@@ -157,7 +168,7 @@ def _kept(
         return None
     rows = rule.load(tuple(tensor for tensor, _ in there))
     (number,) = formats
-    return tuple(stored_matrix(part, number, own[name][1]) for name, part in zip(rule.ours, rows, strict=True))
+    return tuple(stored_matrix(part, number, own[name][-1]) for name, part in zip(rule.ours, rows, strict=True))
 
 
 def compare_names(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from cutaway.errors import ConfigError
 from cutaway.formats.config import ConfigReader
 from cutaway.formats.rules import Stack, WeightRule, rename
 from cutaway.spec import ModelSpec, MoeSpec
@@ -52,6 +56,21 @@ def expert_rules(spec: ModelSpec, at: str, gate: str, up: str, down: str) -> lis
                     each = (f"{theirs}.experts.{e}.{name}.weight" for e in range(branch.body.n_experts))
                     rules.append(Stack((f"{ours}.{part}",), tuple(each)))
     return rules
+
+
+# How a GGUF calls the two counts.
+GGUF_COUNTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+
+
+def gguf_counts(config: Mapping[str, Any], arch: str) -> None:
+    """Refuse a GGUF's config that leaves a count to a default, which is this program's and not the file's.
+
+    Raises:
+        ConfigError: one is missing.
+    """
+    for word, name in GGUF_COUNTS.items():
+        if config.get(name) is None:
+            raise ConfigError("missing", field=f"{arch}.{word}", expected="an int", got=None)
 
 
 def first_experts(spec: ModelSpec) -> MoeSpec | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from cutaway.errors import ConfigError
 from cutaway.families.common import (
     ACTIVATION_NAMES,
     ACTIVATIONS,
@@ -13,8 +15,9 @@ from cutaway.families.common import (
     read_sizes,
     write_sizes,
 )
-from cutaway.families.experts import expert_rules, first_experts, read_counts
-from cutaway.families.family import Family
+from cutaway.families.experts import GGUF_COUNTS, expert_rules, first_experts, gguf_counts, read_counts
+from cutaway.families.family import Family, GgufForm
+from cutaway.families.llama import gguf_rows
 from cutaway.families.rope import read_rotary, write_rotary
 from cutaway.formats.config import ConfigReader
 from cutaway.formats.rules import WeightRule
@@ -84,4 +87,18 @@ def rules(spec: ModelSpec) -> list[WeightRule]:
     return [*llama_rules(spec), *expert_rules(spec, "block_sparse_moe", gate="w1", up="w3", down="w2")]
 
 
-FAMILY = Family("mixtral", "MixtralForCausalLM", read, write, rules)
+def _complete(config: dict[str, Any], metadata: Mapping[str, Any]) -> None:
+    gguf_counts(config, "llama")
+    config.setdefault("rope_theta", 10_000.0)  # the architecture's, not the family's
+
+
+def _express(config: dict[str, Any]) -> dict[str, Any]:
+    if config["sliding_window"] is not None:
+        what, hint = "llama.cpp passes over the window of such a model", "format='cutaway' holds any model"
+        raise ConfigError(what, field="/sliding_window", expected=None, got=config["sliding_window"], hint=hint)
+    return config
+
+
+GGUF = GgufForm("llama", GGUF_COUNTS, complete=_complete, alter=gguf_rows, express=_express, factors=True)
+
+FAMILY = Family("mixtral", "MixtralForCausalLM", read, write, rules, gguf=GGUF)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from cutaway.families.common import (
@@ -13,8 +14,8 @@ from cutaway.families.common import (
     read_sizes,
     write_sizes,
 )
-from cutaway.families.experts import expert_rules, first_experts, read_counts
-from cutaway.families.family import Family
+from cutaway.families.experts import GGUF_COUNTS, expert_rules, first_experts, gguf_counts, read_counts
+from cutaway.families.family import Family, GgufForm
 from cutaway.families.rope import read_rotary, write_rotary
 from cutaway.formats.config import ConfigReader
 from cutaway.formats.rules import WeightRule
@@ -139,4 +140,11 @@ def rules(spec: ModelSpec) -> list[WeightRule]:
     return [*llama_rules(spec), *expert_rules(spec, "mlp", gate="gate_proj", up="up_proj", down="down_proj")]
 
 
-FAMILY = Family("qwen3_moe", "Qwen3MoeForCausalLM", read, write, rules)
+def _complete(config: dict[str, Any], metadata: Mapping[str, Any]) -> None:
+    gguf_counts(config, "qwen3moe")
+    config["norm_topk_prob"] = True  # which the format has no word for, and llama.cpp does
+
+
+GGUF = GgufForm("qwen3moe", {**GGUF_COUNTS, "expert_feed_forward_length": "moe_intermediate_size"}, complete=_complete)
+
+FAMILY = Family("qwen3_moe", "Qwen3MoeForCausalLM", read, write, rules, gguf=GGUF)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
+from typing import Any
 
 from cutaway.errors import UnsupportedModelError
 from cutaway.families.family import Family
@@ -39,7 +41,15 @@ _FILES = {
 }
 _OWN = {"cutaway": "cutaway"}  # our own format, which holds a model of any family
 # general.architecture of a GGUF → model_type
-_GGUF = {"gemma3": "gemma3_text", "gpt2": "gpt2", "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+_GGUF = {
+    "gemma3": "gemma3_text",
+    "gpt2": "gpt2",
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3moe": "qwen3_moe",
+}
+_GGUF_EXPERTS = {"llama": "mixtral"}  # the same of files with experts, where these have no name of their own
 
 
 def known_families() -> list[str]:
@@ -62,14 +72,16 @@ def family_of(model_type: object, *, path: str | None = None) -> Family:
     return family
 
 
-def gguf_family(arch: object, *, path: str | None = None) -> Family:
-    """The family of a GGUF's ``general.architecture``.
+def gguf_family(metadata: Mapping[str, Any], *, path: str | None = None) -> Family:
+    """The family of a GGUF: by its ``general.architecture``, and whether it has experts.
 
     Raises:
         UnsupportedModelError: missing, no string, or unknown; lists the known ones.
     """
+    arch = metadata.get("general.architecture")
     if not isinstance(arch, str) or arch not in _GGUF:
         raise UnsupportedModelError(
             "unknown architecture", path=path, field="general.architecture", expected=", ".join(sorted(_GGUF)), got=arch
         )
-    return family_of(_GGUF[arch], path=path)
+    experts = _GGUF_EXPERTS if metadata.get(f"{arch}.expert_count") else {}
+    return family_of(experts.get(arch, _GGUF[arch]), path=path)

@@ -20,7 +20,11 @@ IN_LAYER = {
     "mlp.body.gate": "ffn_gate",
     "mlp.body.up": "ffn_up",
     "mlp.body.down": "ffn_down",
+    "moe.pre_norm": "ffn_norm",
+    "moe.out_norm": "post_ffw_norm",
+    "moe.body.router": "ffn_gate_inp",
 }
+EXPERTS = {"gate": "ffn_gate_exps", "up": "ffn_up_exps", "down": "ffn_down_exps"}  # all of a layer's in one tensor
 OUTSIDE = {
     "embed.tokens": "token_embd.weight",
     "embed.positions": "position_embd.weight",
@@ -50,7 +54,10 @@ def gguf_rules(spec: ModelSpec, parameters: list[str], altered: list[WeightRule]
         # decoder.layers.{i}.branches.{what}.{kind}
         _, _, i, _, rest = name.split(".", 4)
         what, kind = rest.rsplit(".", 1)
-        rules.append(rename(name, f"blk.{i}.{IN_LAYER[what]}.{kind}"))
+        if what == "moe.body":
+            rules.append(rename(name, f"blk.{i}.{EXPERTS[kind]}.weight"))
+        else:
+            rules.append(rename(name, f"blk.{i}.{IN_LAYER[what]}.{kind}"))
     if spec.lm.tied:
         rules.append(Tie(("output.weight",), same_as="embed.tokens"))
     rules += [Drop((f"blk.{i}.attn_rot_embd.weight",)) for i in range(spec.n_layers)]

@@ -49,7 +49,7 @@ class FileTensor:
         shape: as in torch, outermost first.
         type: of its numbers in the file.
         make: computes it when its turn comes: its numbers, in any floating-point type, where that is F32, F16 or
-            BF16; or its rows as they are to stand in the file. uint8 [rows, bytes]
+            BF16; or its rows as they are to stand in the file. uint8 [..., bytes of a row]
     """
 
     name: str
@@ -152,7 +152,7 @@ def _parts(tensor: FileTensor, path: StrPath) -> Iterator[npt.NDArray[np.uint8]]
     """A tensor's bytes, some at a time."""
     made, kind = tensor.make().detach(), tensor.type
     packed = made.dtype is torch.uint8
-    wanted = (prod(tensor.shape[:-1]), kind.row_bytes(tensor.shape[-1])) if packed else tensor.shape
+    wanted = (*tensor.shape[:-1], kind.row_bytes(tensor.shape[-1])) if packed else tensor.shape
     if tuple(made.shape) != wanted or not (packed or kind.dtype):
         what = "has another shape than was said"
         raise RequestError(what, path=path, field=tensor.name, expected=list(wanted), got=list(made.shape))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from cutaway.errors import RequestError
 from cutaway.formats.quantise import QUANTISED
 from cutaway.formats.quants import BLOCK_TYPES, BlockType
-from cutaway.spec import HeadSpec, ModelSpec
+from cutaway.spec import HeadSpec, ModelSpec, MoeSpec
 
 # llama.cpp's number for a file mostly of one type (general.file_type).
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "BF16": 32}
@@ -24,6 +24,7 @@ MIXES = ("Q4_K_M", "Q4_K_S", "Q5_K_M", "Q5_K_S")
 PLAIN = ("F16", "BF16", "F32")
 _ALIASES = {"FP32": "F32", "FLOAT32": "F32", "FP16": "F16", "FLOAT16": "F16", "BFLOAT16": "BF16", "Q8": "Q8_0"}
 _DEEP = 80  # layers from which on llama.cpp takes a model with shared keys for its 70B
+_EIGHT = 8  # experts of a model whose attention is so small a part of it that more bits there cost little
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +61,31 @@ class Mix:
         i, n = int(rest.partition(".")[0]), len(spec.stacks[stack].layers)
         more = i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
         medium = self.name.endswith("_M")
+        if _has_eight(spec) and (kind := _beside_eight(name, self.base)) is not None:
+            return kind
         if name.endswith(".v.weight"):
             if medium and more:
                 return "Q6_K"
             attention = spec.stacks[stack].layers[i].attention
             shared = n == _DEEP and attention.n_kv_heads < attention.n_heads
             return "Q5_K" if shared or (self.name == "Q4_K_S" and i < 4) else self.base.name
-        if name.endswith(".mlp.body.down.weight"):
+        if name.endswith((".mlp.body.down.weight", ".moe.body.down")):
             if medium and more:
                 return "Q6_K"
             return "Q5_K" if self.name == "Q4_K_S" and i < n // 8 else self.base.name
         return self.base.name
+
+
+def _has_eight(spec: ModelSpec) -> bool:
+    bodies = (branch.body for stack in spec.stacks.values() for layer in stack.layers for branch in layer.branches)
+    return any(isinstance(body, MoeSpec) and body.n_experts == _EIGHT for body in bodies)
+
+
+def _beside_eight(name: str, base: BlockType) -> str | None:
+    """What llama.cpp gives attention's matrices in a mix of a model with eight experts (it means Mixtral)."""
+    if name.endswith((".attn.body.k.weight", ".attn.body.v.weight")):
+        return "Q8_0"
+    return "Q5_K" if name.endswith(".attn.body.out.weight") and base.name == "Q4_K" else None
 
 
 def mix_named(name: object, *, field: str = "quantize") -> Mix:

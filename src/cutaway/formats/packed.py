@@ -1,5 +1,7 @@
 """Quantized matrices in safetensors: a matrix is its rows of blocks as bytes, and the header says what they are.
 
+A layer's experts are one tensor of three axes, the last of which is bytes.
+
 ::
 
     "__metadata__": {"cutaway.blocks": "{\"decoder.layers.0.…q.weight\": [\"Q4_K\", 2048], …}"}
@@ -65,8 +67,8 @@ class Packed:
                 kind = BLOCK_TYPES[word]
             case _:
                 raise DtypeError("is no type and width", path=path, field=name, expected='["Q4_K", 256]', got=entry)
-        rows = info.dtype is torch.uint8 and len(info.shape) == 2
-        if not rows or cols % kind.block or info.shape[1] != kind.row_bytes(cols):
+        rows = info.dtype is torch.uint8 and len(info.shape) in (2, 3)
+        if not rows or cols % kind.block or info.shape[-1] != kind.row_bytes(cols):
             wanted = f"bytes, rows of {cols} numbers of {kind.name}"
             raise DtypeError("is not what the header says", path=path, field=name, expected=wanted, got=info.shape)
         return kind, cols
@@ -74,7 +76,7 @@ class Packed:
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape, in numbers."""
         shape = tuple(self._files.info(name).shape)
-        return (shape[0], self.kinds[name][1]) if name in self.kinds else shape
+        return (*shape[:-1], self.kinds[name][1]) if name in self.kinds else shape
 
     def read(self, name: str) -> Tensor:
         """A tensor's numbers: fp32 where it is quantized, else as stored."""
@@ -82,7 +84,8 @@ class Packed:
         if name not in self.kinds:
             return stored
         kind, cols = self.kinds[name]
-        return torch.from_numpy(dequantise(stored.numpy(), kind, cols))
+        rows = torch.from_numpy(dequantise(stored.flatten(0, -2).numpy(), kind, cols))
+        return rows.view(*stored.shape[:-1], cols)
 
     def raw(self, name: str) -> tuple[Tensor, int] | None:
         """A quantized matrix's rows as they are stored, and the number of their type."""

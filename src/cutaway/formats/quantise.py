@@ -30,16 +30,18 @@ def type_for(type: BlockType, cols: int) -> BlockType | None:
 
 
 def quantise(weights: Tensor, type: BlockType) -> Tensor:
-    """Rows of floats as blocks: float [rows, cols] → uint8 [rows, type.row_bytes(cols)].
+    """Rows of floats as blocks: float [..., rows, cols] → uint8 [..., rows, type.row_bytes(cols)].
 
     Raises:
         DtypeError: the rows are not whole blocks, a number is not finite or too large, or the type is not written.
     """
     if type.name not in _KERNELS:
         raise DtypeError("is not written", field=type.name, expected=", ".join(QUANTISED), got=type.name)
-    if weights.dim() != 2 or weights.shape[1] % type.block:
+    if weights.dim() < 2 or weights.shape[-1] % type.block:
         what = f"rows are not whole {type.name} blocks"
         raise DtypeError(what, expected=f"a multiple of {type.block}", got=list(weights.shape))
+    if weights.dim() > 2:  # one at a time: a layer's experts are large
+        return torch.stack([quantise(part, type) for part in weights])
     if not bool(weights.isfinite().all()) or (weights.numel() and float(weights.abs().max()) > _LARGEST):
         raise DtypeError("numbers that a block cannot hold", expected=f"finite, up to {_LARGEST:g}", got=type.name)
     blocks = weights.float().reshape(-1, type.block)

@@ -147,10 +147,10 @@ def _copied(parameter: Tensor) -> Tensor:
 def _made(spec: ModelSpec, weights: Mapping[str, Tensor], like: Transformer) -> Transformer:
     with torch.device("meta"):
         model = Transformer(spec)
-    model.load_state_dict(dict(weights), assign=True)
     learns = {name: p.requires_grad for name, p in like.named_parameters() if not isinstance(p, Stored)}
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not isinstance(parameter, Stored) and learns.get(name, True))
+        parameter.requires_grad_(not isinstance(weights[name], Stored) and learns.get(name, True))
+    model.load_state_dict(dict(weights), assign=True)
     model.train(like.training)
     model.attention = like.attention
     if any(isinstance(stack.whole, FusedStack) for stack in (like.encoder, like.decoder)):

@@ -46,11 +46,15 @@ class NativeLibrary:
         if list(sizes) != [ctypes.sizeof(struct) for struct in STRUCTS]:
             raise OSError(OTHER_SOURCES)
         self._product, self._expand, self._layers = lib.cutaway_product, lib.cutaway_expand, lib.cutaway_layers
+        self._grouped = lib.cutaway_grouped
+        self._grouped.argtypes = (
+            POINTER(Matrix), c_int64, POINTER(c_int64), c_int64, c_void_p, c_void_p, c_int64, c_int,
+        )  # fmt: skip
         self._product.argtypes = (POINTER(Matrix), c_void_p, c_void_p, c_int64, c_int)
         self._expand.argtypes = (POINTER(Matrix), c_void_p, c_void_p, c_int64, c_int)
         self._layers.argtypes = (POINTER(Pass), POINTER(Layer), c_int64, POINTER(Group), c_int)
         self._expand.restype = c_int
-        self._product.restype = self._layers.restype = None
+        self._product.restype = self._grouped.restype = self._layers.restype = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return library, ()
@@ -67,6 +71,29 @@ class NativeLibrary:
             raise RuntimeError(f"vectors of {x.shape[-1]} numbers by a matrix of {matrix.rows} × {matrix.cols}")
         y = torch.empty(*x.shape[:-1], matrix.rows, dtype=torch.float32)
         self._product(byref(matrix), x.data_ptr(), y.data_ptr(), x.shape[:-1].numel(), torch.get_num_threads())
+        return y
+
+    def grouped(self, x: Tensor, matrix: Matrix, n_bytes: int, counts: list[int]) -> Tensor:
+        """``x Wᵀ`` of rows in groups, each with a matrix of its own. fp32 [row, cols] → [row, rows]
+
+        Args:
+            x: the rows, those of a group side by side.
+            matrix: the first group's.
+            n_bytes: of each matrix; they lie one after another.
+            counts: rows of each group.
+
+        Raises:
+            RuntimeError: of another width, or as many rows as the groups do not have.
+        """
+        x = x.contiguous()
+        assert x.dtype is torch.float32
+        if x.shape[-1] != matrix.cols or len(x) != sum(counts) or min(counts, default=0) < 0:
+            wanted = f"{sum(counts)} × {matrix.cols}"
+            raise RuntimeError(f"rows of {len(x)} × {x.shape[-1]} where groups and their matrices have {wanted}")
+        y = torch.empty(len(x), matrix.rows, dtype=torch.float32)
+        given = (c_int64 * len(counts))(*counts)
+        threads = torch.get_num_threads()
+        self._grouped(byref(matrix), n_bytes, given, len(counts), x.data_ptr(), y.data_ptr(), len(x), threads)
         return y
 
     def expand(self, matrix: Matrix, rows: Tensor | None = None) -> Tensor:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from cutaway.errors import RequestError
 from cutaway.kernels.layout import Matrix
 from cutaway.kernels.library import NativeLibrary, library
 
@@ -31,45 +32,52 @@ Q8_0, TOGETHER = 8, 1000  # the second is no GGUF's: Q8_0, sixteen rows together
 ROWS = 16  # that lie together
 
 READ_ONLY = "stored weights cannot be written to or moved; load with dtype='float32'"
+NO_GRADIENT = "stored weights have no gradient of their own; load with dtype='float32' to train them"
+PASSES = "Gradients pass through stored weights to what they multiply: for those, leave requires_grad False here."
+_LEARNING = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
+_APART = (Tensor.unbind, torch.unbind)
 
 
 class Stored(Tensor):
-    """An fp32 matrix in the form that it is stored in. It has no gradient of its own.
+    """An fp32 matrix in the form that it is stored in, or several of one size. It has no gradient of its own.
 
     Products and look-ups of rows read the stored form; anything else gets the numbers that it stands for, made anew
-    each time. [rows, cols]
+    each time. [rows, cols], or of several [matrix, rows, cols]
     """
 
     raw: Tensor
     format: int
     matrix: Matrix
     native: NativeLibrary
+    _each: tuple[Stored, ...] | None
     # Asked for in every pass, so not by way of __torch_function__.
     device = torch.device("cpu")
     dtype = torch.float32
 
     @staticmethod
     def __new__(cls, raw: Tensor, format: int, cols: int) -> Stored:
-        """A matrix over bytes.
+        """A matrix over bytes, or several, one after another.
 
         Args:
-            raw: the bytes of each row. uint8 [rows, bytes]
+            raw: the bytes of each row. uint8 [rows, bytes], or [matrix, rows, bytes]
             format: how they are to be read, as a GGUF numbers it: one of ``FORMATS``, or ``TOGETHER``.
             cols: numbers in a row.
         """
         size, n_bytes = FORMATS[Q8_0 if format == TOGETHER else format]
-        if raw.dtype is not torch.uint8 or raw.dim() != 2 or cols % size or raw.shape[1] != cols // size * n_bytes:
+        rows = raw.dtype is torch.uint8 and raw.dim() in (2, 3)
+        if not rows or cols % size or raw.shape[-1] != cols // size * n_bytes:
             raise ValueError(f"{list(raw.shape)} bytes are not rows of {cols} numbers of format {format}")
         native = library()
         if native is None:
             raise ValueError("stored weights need the native library")
         self: Stored = Tensor._make_wrapper_subclass(
-            cls, (raw.shape[0], cols), dtype=torch.float32, device=torch.device("cpu")
+            cls, (*raw.shape[:-1], cols), dtype=torch.float32, device=torch.device("cpu")
         )
         self.raw = raw.contiguous()
         self.format = format
         self.native = native
-        self.matrix = Matrix(data=self.raw.data_ptr(), rows=raw.shape[0], cols=cols, format=format)
+        self._each = None
+        self.matrix = Matrix(data=self.raw.data_ptr(), rows=raw.shape[:-1].numel(), cols=cols, format=format)
         self.matrix.held = self.raw  # which is to be there as long as what points to it
         return self
 
@@ -80,24 +88,30 @@ class Stored(Tensor):
 
     def dense(self) -> Tensor:
         """The numbers, as fp32."""
-        return self.native.expand(self.matrix)
+        return self.native.expand(self.matrix).view(self.shape)
+
+    def each(self) -> tuple[Stored, ...]:
+        """Several matrices one by one, where they lie. [matrix, rows, cols] → [rows, cols] each"""
+        if self._each is None:  # what they lie in cannot change, so they are made once rather than for each token
+            self._each = tuple(Stored(raw, self.format, self.shape[-1]) for raw in self.raw)
+        return self._each
 
     def blocks(self) -> tuple[Tensor, int]:
-        """The rows' bytes as a file has them, and the number of their format. uint8 [rows, bytes]"""
+        """The rows' bytes as a file has them, and the number of their format. uint8 [..., rows, bytes]"""
         if self.format != TOGETHER:
             return self.raw, self.format
-        rows, n_bytes = self.raw.shape
+        rows, n_bytes = self.matrix.rows, self.raw.shape[-1]
         tiles = self.raw.view(rows // ROWS, n_bytes // 34, 34 * ROWS)
         scales = tiles[..., : 2 * ROWS].unflatten(-1, (ROWS, 2))
         numbers = tiles[..., 2 * ROWS :].unflatten(-1, (8, ROWS, 4)).transpose(2, 3).flatten(-2) ^ 128
-        return torch.cat([scales, numbers], -1).transpose(1, 2).reshape(rows, n_bytes), Q8_0
+        return torch.cat([scales, numbers], -1).transpose(1, 2).reshape(self.raw.shape), Q8_0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Stored:
-        return _again(self.raw.clone(), self.format, self.shape[1], isinstance(self, nn.Parameter))
+        return _again(self.raw.clone(), self.format, self.shape[-1], isinstance(self, nn.Parameter))
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # A copy: what is sent to another process is moved to memory that it shares, from under those who read it here.
-        return _again, (self.raw.clone(), self.format, self.shape[1], isinstance(self, nn.Parameter))
+        return _again, (self.raw.clone(), self.format, self.shape[-1], isinstance(self, nn.Parameter))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Stored({list(self.shape)}, format={self.format})"
@@ -115,13 +129,19 @@ class Stored(Tensor):
         if func is torch._has_compatible_shallow_copy_type:
             return False  # a module that changes its numbers' type gets a new parameter
         if func is Tensor.detach:  # not by way of the dispatcher, which would import all of torch.distributed for it
-            return stored_matrix(args[0].raw, args[0].format, args[0].shape[1])
+            return stored_matrix(args[0].raw, args[0].format, args[0].shape[-1])
         if func in (Tensor.data.__set__, Tensor.__setitem__, Tensor.share_memory_):  # type: ignore[attr-defined]
             raise TypeError(READ_ONLY)
-        if func is F.linear and not named and len(args) in (2, 3) and isinstance(args[1], Stored):
+        if func in _LEARNING and (args[1:] or (named.get("requires_grad", True),))[0]:
+            raise RequestError(NO_GRADIENT, field="requires_grad", expected=False, got=True, hint=PASSES)
+        if func in _APART and args[0].raw.dim() == 3 and not named and args[1:] in ((), (0,)):
+            return args[0].each()
+        if func is Tensor.__getitem__ and args[0].raw.dim() == 3 and type(args[1]) is int:
+            return args[0].each()[args[1]]
+        if func is F.linear and not named and len(args) in (2, 3) and _one(args[1]):
             return _linear(args[0], args[1], args[2] if len(args) == 3 else None)
         plain = not named.get("max_norm")  # with one, looking up would change the table
-        if func is F.embedding and plain and len(args) == 2 and isinstance(args[1], Stored):
+        if func is F.embedding and plain and len(args) == 2 and _one(args[1]):
             return args[1].native.expand(args[1].matrix, args[0])
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **named)
@@ -133,7 +153,7 @@ class Stored(Tensor):
         """Anything else, with its numbers."""
         if func is torch.ops.aten.detach.default:
             it = args[0]
-            return stored_matrix(it.raw, it.format, it.shape[1])
+            return stored_matrix(it.raw, it.format, it.shape[-1])
         args, named = tree_map_only(Stored, Stored.dense, _not_written(func, args, kwargs or {}))
         return func(*args, **named)
 
@@ -156,7 +176,7 @@ def _not_written(func: Any, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> tu
 
 
 def stored_matrix(raw: Tensor, format: int, cols: int) -> Stored:
-    """A matrix over bytes. uint8 [rows, bytes] → [rows, cols]
+    """A matrix over bytes, or several. uint8 [..., rows, bytes] → [..., rows, cols]
 
     Raises:
         ValueError: there are not as many bytes as that.
@@ -169,19 +189,24 @@ def together(matrix: Stored) -> Stored:
 
     As it is where its rows are not whole tiles.
     """
-    rows, n_bytes = matrix.raw.shape
-    if matrix.format != Q8_0 or rows % ROWS:
+    rows, n_bytes = matrix.matrix.rows, matrix.raw.shape[-1]
+    if matrix.format != Q8_0 or matrix.shape[-2] % ROWS:
         return matrix
     tiles = matrix.raw.view(rows // ROWS, ROWS, n_bytes // 34, 34).transpose(1, 2)
     scales = tiles[..., :2].flatten(-2)
     numbers = (tiles[..., 2:] ^ 128).unflatten(-1, (8, 4)).transpose(2, 3).flatten(2)
-    return stored_matrix(torch.cat([scales, numbers], -1).view(rows, n_bytes), TOGETHER, matrix.shape[1])
+    return stored_matrix(torch.cat([scales, numbers], -1).view(matrix.raw.shape), TOGETHER, matrix.shape[-1])
 
 
 def _again(raw: Tensor, format: int, cols: int, parameter: bool) -> Stored:
     """What was copied or pickled: a module's parameter stays one."""
     twin = stored_matrix(raw, format, cols)
     return nn.Parameter(twin, requires_grad=False) if parameter else twin  # type: ignore[return-value]
+
+
+def _one(weight: object) -> bool:
+    """Whether it is one stored matrix, rather than several."""
+    return isinstance(weight, Stored) and weight.raw.dim() == 2
 
 
 def _linear(x: Tensor, weight: Stored, bias: Tensor | None) -> Tensor:

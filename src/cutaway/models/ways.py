@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from cutaway.errors import RequestError
-from cutaway.kernels import Stored, library, multiply
+from cutaway.kernels import Grouped, Stored, grouped, grouped_natively, library, multiply
 from cutaway.models.compiled import compiled_blocks
 from cutaway.models.fused import FusedStack
 from cutaway.models.head import Head
@@ -16,6 +16,7 @@ from cutaway.models.steps import Steps
 from cutaway.modules.block import Block
 from cutaway.modules.embedding import Embedding
 from cutaway.modules.linear import Linear, Product
+from cutaway.modules.moe import Moe
 from cutaway.modules.stack import Stack
 
 
@@ -53,7 +54,7 @@ def compiled(model: Stacked, enabled: bool = True, **options: Any) -> None:
     if enabled and any(isinstance(parameter, Stored) for parameter in model.parameters()):
         hint = 'Load it with dtype="float32".'
         raise RequestError("weights in their file's form cannot be compiled", field="dtype", hint=hint)
-    _multiply(model, F.linear)
+    _multiply(model, F.linear, grouped)
     model.steps = None
     for stack in (model.encoder, model.decoder):
         stack.whole = None
@@ -78,7 +79,7 @@ def native(model: Stacked, enabled: bool = True, stepping: bool = True) -> bool:
         blocks = _blocks(stack)
         stack.runners = None
         stack.whole = FusedStack(stack, found) if found is not None and blocks else None
-    _multiply(model, F.linear if found is None else multiply)
+    _multiply(model, *((F.linear, grouped) if found is None else (multiply, grouped_natively)))
     whole, head = model.decoder.whole, model.head
     able = stepping and isinstance(whole, FusedStack) and whole.entire and isinstance(head, Head)
     model.steps = Steps(model, whole) if able else None  # type: ignore[arg-type]
@@ -89,8 +90,10 @@ def _blocks(stack: Stack) -> list[Block]:
     return [block for block in stack.layers if isinstance(block, Block)]
 
 
-def _multiply(model: Stacked, product: Product) -> None:
+def _multiply(model: Stacked, product: Product, groups: Grouped) -> None:
     for module in model.modules():
         # Somebody else's stays.
         if isinstance(module, (Linear, Head)) and module.product in (F.linear, multiply):
             module.product = product
+        if isinstance(module, Moe) and module.product in (grouped, grouped_natively):
+            module.product = groups

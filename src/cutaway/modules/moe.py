@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from cutaway.kernels import Grouped, grouped
 from cutaway.modules.activation import ACTIVATIONS
 from cutaway.modules.linear import Linear
 from cutaway.modules.part import Part
@@ -29,6 +30,7 @@ class Moe(Part):
         self.gate = nn.Parameter(torch.empty(n, d_ff, d_model)) if spec.expert.gated else None
         self.up = nn.Parameter(torch.empty(n, d_ff, d_model))
         self.down = nn.Parameter(torch.empty(n, d_model, d_ff))
+        self.product: Grouped = grouped  # or another implementation of it: see Transformer.use_kernels
 
     def forward(self, x: Stream, tap: Tap | None = None) -> Stream:
         """Taps ``router_logits`` and ``router_weights`` (0 where not chosen), [batch, query, expert], and ``experts``,
@@ -57,22 +59,15 @@ class Moe(Part):
     def _made(self, x: Stream, chosen: Tensor) -> Tensor:
         """What each chosen expert makes of its token. [batch, query, top_k, d_model]
 
-        Tokens are put in the order of their experts, so that each expert is one product of matrices.
+        Tokens are put in the order of their experts, so that each expert has one product of matrices.
         """
         flat, top_k = chosen.flatten(), chosen.shape[-1]
         order = flat.argsort(stable=True)
         counts = torch.bincount(flat, minlength=self.spec.n_experts).tolist()
-        read = x.flatten(0, 1)[order // top_k].split(counts)
-        # All at once: one by one, the gradient of each expert would be a tensor of the size of all of them.
-        ups, downs = self.up.unbind(), self.down.unbind()
-        gates = [None] * len(ups) if self.gate is None else self.gate.unbind()
-        act = ACTIVATIONS[self.spec.expert.activation]
-        made = [read[0].new_empty(0, x.shape[-1])]
-        for part, gate, up, down in zip(read, gates, ups, downs, strict=True):
-            if len(part):
-                opened = act(part @ up.t()) if gate is None else act(part @ gate.t()) * (part @ up.t())
-                made.append(opened @ down.t())
-        return torch.cat(made)[order.argsort()].unflatten(0, chosen.shape)
+        read = x.flatten(0, 1)[order // top_k]
+        act, up = ACTIVATIONS[self.spec.expert.activation], self.product(read, self.up, counts)
+        opened = act(up) if self.gate is None else act(self.product(read, self.gate, counts)) * up
+        return self.product(opened, self.down, counts)[order.argsort()].unflatten(0, chosen.shape)
 
 
 def route(logits: Tensor, spec: MoeSpec) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "block.h"
+#include "grouped.h"
 
 #ifndef CUTAWAY_SOURCES
 #define CUTAWAY_SOURCES ""
@@ -24,6 +25,17 @@ Pool& with_threads(int threads) {
     }
     return *pool;
 }
+
+// Rows of x with zeros after them up to a width, as products read them; as they are where they have it.
+const float* in_width(const float* x, int64_t n, int64_t cols, int64_t width) {
+    static std::vector<float> wide;
+    if (width == cols) return x;
+    wide.assign(static_cast<size_t>(n * width), 0.0f);
+    for (int64_t i = 0; i < n; i++) std::memcpy(wide.data() + i * width, x + i * cols, static_cast<size_t>(cols) * 4);
+    return wide.data();
+}
+
+int64_t width_of(const Matrix& w, int64_t n) { return n == 1 ? in_groups(w.cols) * GROUP : padded(w.cols); }
 
 // In a forked child there is one thread, and the pool's are not among its own.
 void after_fork() {
@@ -59,14 +71,15 @@ void cutaway_sizes(int64_t* out) {
 // y = x Wᵀ + b. x: [n, cols], y: [n, rows].
 void cutaway_product(const Matrix* w, const float* x, float* y, int64_t n, int threads) {
     std::lock_guard<std::mutex> hold(turn);
-    static std::vector<float> wide;
-    const int64_t width = n == 1 ? in_groups(w->cols) * GROUP : padded(w->cols);
-    if (width != w->cols) {
-        wide.assign(static_cast<size_t>(n * width), 0.0f);
-        for (int64_t i = 0; i < n; i++) std::memcpy(wide.data() + i * width, x + i * w->cols, static_cast<size_t>(w->cols) * 4);
-        x = wide.data();
-    }
-    run(with_threads(threads), Products{{{w, x, y, n, width, w->rows, {}}}, 1});
+    const int64_t width = width_of(*w, n);
+    run(with_threads(threads), Products{{{w, in_width(x, n, w->cols, width), y, n, width, w->rows, {}}}, 1});
+}
+
+// The same of rows in groups, so many in each, by one of as many matrices: `w` and those that lie so many bytes apart.
+void cutaway_grouped(const Matrix* w, int64_t bytes, const int64_t* counts, int64_t groups, const float* x, float* y, int64_t n, int threads) {
+    std::lock_guard<std::mutex> hold(turn);
+    const int64_t width = width_of(*w, n);
+    run_grouped(with_threads(threads), *w, bytes, counts, groups, in_width(x, n, w->cols, width), width, y);
 }
 
 // Some rows of W as floats, all of them where `rows` is null; 1 where there is no such row. y: [n, cols].
