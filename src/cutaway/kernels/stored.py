@@ -261,7 +261,7 @@ def matrix_of(weight: Tensor, bias: Tensor | None = None) -> Matrix:
 
 def size_of(weight: Tensor) -> tuple[int, ...]:
     """A weight's shape; of a stored one without the way through PyTorch's dispatch, which costs more than a product."""
-    return (weight.matrix.rows, weight.matrix.cols) if isinstance(weight, Stored) else tuple(weight.shape)
+    return (*weight.raw.shape[:-1], weight.matrix.cols) if isinstance(weight, Stored) else tuple(weight.shape)
 
 
 def rounds(module: nn.Module) -> bool:
