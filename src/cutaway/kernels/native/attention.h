@@ -10,13 +10,12 @@
 #include <vector>
 
 #include "curves.h"
+#include "dots.h"
 
 namespace cutaway {
 
-constexpr int KEYS = 32;     // of a block
-constexpr int QUERIES = 4;   // whose sums are held side by side
-constexpr int SIDE = 16;     // that become weights side by side
-constexpr int RUN = 64;      // that pass by a block while it is near
+constexpr int SIDE = 16;  // queries whose products become weights side by side
+constexpr int RUN = 64;   // that pass by a block of keys while it is near
 
 struct Keys {
     const float* k;                    // [batch, kv_head, slot, d_head], by strides
@@ -31,13 +30,6 @@ struct Keys {
 struct Reading {
     int64_t causal, window;  // 0 for no window
     float scale, cap;        // 0 for no cap
-};
-
-// One query: where its numbers are, and who it is.
-struct Query {
-    const float* q;
-    float* z;
-    int64_t position;
 };
 
 // The positions in each block: the smallest and the largest; −1 as the smallest where a slot is empty.
@@ -74,104 +66,6 @@ inline Seen seen(const Reading& r, int64_t query, int64_t least, int64_t most) {
     if (r.window && most <= query - r.window) return Seen::NONE;
     if (may_read(r, query, least) && may_read(r, query, most)) return Seen::ALL;
     return Seen::SOME;
-}
-
-// Dot products of up to four queries with one key.
-template <int N>
-inline void dots(const Query* queries, const float* key, int64_t width, float* out) {
-    Vec acc[N];
-    for (int i = 0; i < N; i++) acc[i] = zero();
-    int64_t d = 0;
-    for (; d + LANES <= width; d += LANES) {
-        const Vec k = load(key + d);
-        for (int i = 0; i < N; i++) acc[i] = fma(load(queries[i].q + d), k, acc[i]);
-    }
-    for (int i = 0; i < N; i++) {
-        float sum = total(acc[i]);
-        for (int64_t e = d; e < width; e++) sum += queries[i].q[e] * key[e];
-        out[i * KEYS] = sum;
-    }
-}
-
-// The same with four keys that follow one another: each number that was loaded is used N or four times.
-template <int N>
-inline void dots_by_four(const Query* queries, const float* key, int64_t apart, int64_t width, float* out) {
-    Vec acc[N][4];
-    for (int i = 0; i < N; i++)
-        for (int j = 0; j < 4; j++) acc[i][j] = zero();
-    int64_t d = 0;
-    for (; d + LANES <= width; d += LANES) {
-        Vec k[4];
-        for (int j = 0; j < 4; j++) k[j] = load(key + j * apart + d);
-        for (int i = 0; i < N; i++) {
-            const Vec q = load(queries[i].q + d);
-            for (int j = 0; j < 4; j++) acc[i][j] = fma(q, k[j], acc[i][j]);
-        }
-    }
-    for (int i = 0; i < N; i++) {
-        _mm_storeu_ps(out + i * KEYS, totals(acc[i][0], acc[i][1], acc[i][2], acc[i][3]));
-        for (int j = 0; j < 4; j++)
-            for (int64_t e = d; e < width; e++) out[i * KEYS + j] += queries[i].q[e] * key[j * apart + e];
-    }
-}
-
-// Of a block's keys, for N queries. The results' rows are KEYS apart.
-template <int N>
-inline void dots_of(const Query* queries, const float* key, int64_t apart, int64_t count, int64_t width, float* out) {
-    int64_t j = 0;
-    for (; j + 4 <= count; j += 4) dots_by_four<N>(queries, key + j * apart, apart, width, out + j);
-    for (; j < count; j++) dots<N>(queries, key + j * apart, width, out + j);
-}
-
-// A block's keys, number by number: [width, KEYS], zeros after the last key. For many queries that is worth its while.
-inline void lay_across(const float* key, int64_t apart, int64_t count, int64_t width, float* across) {
-    int64_t d = 0;
-    for (; d + 4 <= width; d += 4)
-        for (int64_t j = 0; j < KEYS; j += 4) {
-            __m128 four[4];
-            for (int i = 0; i < 4; i++) four[i] = j + i < count ? _mm_loadu_ps(key + (j + i) * apart + d) : _mm_setzero_ps();
-            _MM_TRANSPOSE4_PS(four[0], four[1], four[2], four[3]);
-            for (int i = 0; i < 4; i++) _mm_store_ps(across + (d + i) * KEYS + j, four[i]);
-        }
-    for (; d < width; d++)
-        for (int64_t j = 0; j < KEYS; j++) across[d * KEYS + j] = j < count ? key[j * apart + d] : 0.0f;
-}
-
-// What `total` finds in lane FROM and every APART-th after it: those lanes' sums, added up in its order, of N queries
-// and LANES keys.
-template <int FROM, int APART, int N>
-inline void lanes_across(const float* const* q, const float* across, int64_t whole, Vec (&sums)[N]) {
-    if constexpr (APART == LANES) {
-        for (int i = 0; i < N; i++) sums[i] = zero();
-        for (int64_t d = FROM; d < whole; d += LANES) {
-            const Vec k = load(across + d * KEYS);
-            for (int i = 0; i < N; i++) sums[i] = fma(all(q[i][d]), k, sums[i]);
-        }
-    } else {
-        Vec more[N];
-        lanes_across<FROM, APART * 2>(q, across, whole, sums);
-        lanes_across<FROM + APART, APART * 2>(q, across, whole, more);
-        for (int i = 0; i < N; i++) sums[i] = add(sums[i], more[i]);
-    }
-}
-
-// The same results as dots_of, to the bit, from keys that lie across: nothing is added up between lanes.
-template <int N>
-inline void dots_across(const Query* queries, const float* across, int64_t count, int64_t width, float* out) {
-    constexpr int SOME = LANES == 8 && N > 2 ? 2 : N;  // whose sums, and those that wait for others, fit the registers
-    const int64_t whole = width / LANES * LANES;
-    for (int from = 0; from < N; from += SOME) {
-        const float* q[SOME];
-        for (int i = 0; i < SOME; i++) q[i] = queries[std::min(from + i, N - 1)].q;
-        for (int64_t j = 0; j < count; j += LANES) {
-            Vec sums[SOME];
-            lanes_across<0, 1>(q, across + j, whole, sums);
-            for (int i = 0; i < SOME && from + i < N; i++) {
-                for (int64_t d = whole; d < width; d++) sums[i] = add(sums[i], mul(all(q[i][d]), load(across + d * KEYS + j)));
-                store(out + (from + i) * KEYS + j, sums[i]);
-            }
-        }
-    }
 }
 
 // z ← kept · z + Σ weight · value over a block's values, for N queries, from number d on; how far whole registers go.
@@ -298,13 +192,6 @@ inline void gather_for(const Taken& taken, int from, const Query* queries, const
             const float* rest = weights[i] + j;
             if (next > j) gather<1>(z + i, &rest, values + j * stride, stride, next - j, &kept, width);
         }
-}
-
-// Dot products of N queries with a block's keys; `across` is where those lie across, or null.
-template <int N>
-inline void dots_with(const Query* queries, const float* across, const float* key, int64_t apart, int64_t some, int64_t width, float* s) {
-    if (across) dots_across<N>(queries, across, some, width, s);
-    else dots_of<N>(queries, key, apart, some, width, s);
 }
 
 // Call `f` with a number from 1 to 4 as a type.
