@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -109,6 +110,21 @@ def test_a_system_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
     path = written(tmp_path / "m.gguf", [8, 3])
     monkeypatch.setattr(os, "preadv", refuse)
+    with GgufFile(path) as plain, GgufFile(path) as file:
+        file.read_ahead(file.names())
+        assert torch.equal(file.read("t0").view(torch.uint8), plain.read("t0").view(torch.uint8))
+    assert counted == []
+
+
+@only_linux
+def test_no_more_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[str]) -> None:
+    """It is only a faster way: without it the file is read as ever."""
+
+    def refuse(self: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    path = written(tmp_path / "m.gguf", [8, 3])
+    monkeypatch.setattr(Thread, "start", refuse)
     with GgufFile(path) as plain, GgufFile(path) as file:
         file.read_ahead(file.names())
         assert torch.equal(file.read("t0").view(torch.uint8), plain.read("t0").view(torch.uint8))

@@ -17,6 +17,7 @@ import pytest
 import safetensors.torch
 import torch
 
+import cutaway
 from cutaway.cache import build, pages
 from cutaway.errors import CutawayError, FormatError, RequestError, ResumeMismatch, ShapeMismatch, TruncatedError
 from cutaway.formats.safetensors import SafetensorsFile
@@ -189,6 +190,19 @@ def test_another_model(tmp_path: Path) -> None:
     tuned.load_state_dict({name: weight * 1.001 for name, weight in model.state_dict().items()})
     assert field(tuned) == "weights"
     assert field(tiny.transformer("llama").bfloat16()) == "dtype"
+
+
+def test_rounded_products_are_another_model(tmp_path: Path) -> None:
+    """The weights are the same, and what is computed with them is not."""
+    folder = tiny.write(tiny.config("llama") | {"hidden_size": 64, "intermediate_size": 64}, tmp_path / "m")
+    rounded, exact = (cutaway.load(folder, quantize=kind).transformer for kind in ("int8", "q8_0"))
+    for mine, other in ((rounded, exact), (exact, rounded)):
+        session = Session(mine)
+        session.feed([text(9)])
+        session.save(tmp_path / "a")
+        assert Session.load(mine, tmp_path / "a").tokens == session.tokens
+        with pytest.raises(ResumeMismatch, match="other weights"):
+            Session.load(other, tmp_path / "a")
 
 
 def rewritten(path: Path, **changes: str) -> None:

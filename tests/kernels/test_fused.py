@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import cutaway
 from cutaway.generation.session import Session
@@ -206,6 +209,94 @@ def test_only_the_ends_are_computed() -> None:
         every, ends = fused.hidden(ids), fused.hidden(ids, ends=True)
     assert torch.equal(every[:, -1], ends[:, -1])
     assert not torch.equal(every[:, :-1], ends[:, :-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("llama", "layers.1.branches.attn.pre_norm"),
+        ("llama-mqa", "layers.1.branches.mlp.pre_norm"),  # ReLU
+        ("gemma2-caps", "layers.1.branches.attn.pre_norm"),
+        ("gpt2", "layers.0.branches.mlp.pre_norm"),
+        ("mistral-window", "layers.0.branches.attn.body.k"),
+    ],
+)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@torch.no_grad()
+def test_no_number_is_none_afterwards(name: str, where: str, bad: float) -> None:
+    """Scores that are none, all of them or some, and infinite ones; what a curve or a cap makes of them."""
+    fused, _ = pair(name)
+    weight = fused.decoder.get_submodule(where).weight
+    weight.view(-1)[3] = bad
+    for ids in (tiny.ids(1, 1), tiny.ids(2, 7), tiny.ids(1, 60)):
+        native, readable = fused.hidden(ids), fused.hidden(ids, how="explicit")
+        assert torch.equal(native.isfinite(), readable.isfinite())
+    assert not native.isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own, for tangents
+def test_tangents_are_not_lost() -> None:
+    """The native blocks know none; PyTorch's fused attention says that it has none."""
+    fused, plain = pair("llama")
+    ids, along = tiny.ids(1, 9), torch.randn(1, 9, fused.spec.d_model, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), forward_ad.dual_level():
+        x = forward_ad.make_dual(fused.embed(ids, torch.arange(9)[None]), along)
+        found = [
+            forward_ad.unpack_dual(model.hidden(ids, start=(0, x), how="explicit")).tangent for model in (fused, plain)
+        ]
+        assert apart(*found) <= BOUND
+        with pytest.raises(NotImplementedError, match="forward AD"):
+            fused.hidden(ids, start=(0, x))
+
+
+MEMORY = """
+import resource, sys, torch, cutaway, cutaway.errors
+torch.set_grad_enabled(False)
+words = {"d_model": 64, "n_heads": 4, "layers": 1, "vocab_size": 50, "d_ff": 4096}
+model = cutaway.build(words, seed=0).transformer.eval()
+model.hidden(torch.zeros(1, 2, dtype=torch.long))
+used = int(open("/proc/self/statm").read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[1]) * 1000**2,) * 2)
+try:
+    model.hidden(torch.zeros(1, 20000, dtype=torch.long))
+except cutaway.errors.ResourceError:
+    print("little memory")
+except (RuntimeError, MemoryError):
+    print("torch says so")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory as Linux has them")
+def test_little_memory_is_an_error() -> None:
+    """Rather than the end of the process."""
+    said = []
+    for limit in (40, 120, 250, 400):
+        done = subprocess.run([sys.executable, "-c", MEMORY, str(limit)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    assert "little memory\n" in said
+
+
+THREADS = """
+import os, resource, torch, cutaway
+torch.set_grad_enabled(False)
+torch.set_num_threads(1)
+words = {"d_model": 16, "n_heads": 2, "layers": 1, "vocab_size": 50}
+model = cutaway.build(words, seed=0).transformer.eval()
+before = model.hidden(torch.arange(8)[None])
+torch.set_num_threads(2)
+if os.getuid() == 0:  # whom no limit stops
+    os.setuid(65534)
+resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+assert torch.equal(model.hidden(torch.arange(8)[None]), before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of threads as Linux has them")
+def test_no_more_threads() -> None:
+    """Those that there are do all."""
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_who_watches_gets_the_readable_block() -> None:

@@ -14,10 +14,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from cutaway.errors import RequestError
 from cutaway.formats.quants import block_type, dequantise
-from cutaway.kernels import Stored, missing, stored_matrix
+from cutaway.kernels import Stored, missing, multiply, stored_matrix
 from cutaway.kernels.stored import FORMATS
 
 KINDS = {number: gguf.GGMLQuantizationType(number) for number in FORMATS}
@@ -148,6 +149,30 @@ def test_gradients_reach_what_is_multiplied() -> None:
     assert mine is not None
     assert x.grad is not None
     assert torch.allclose(mine, x.grad)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own, for tangents
+@pytest.mark.parametrize("grad", [True, False])
+def test_tangents_and_transforms(grad: bool) -> None:
+    """Forwards as backwards, and in ``torch.func``, whose tensors lie nowhere."""
+    raw = random_bytes(3, 8, 64)
+    weight, dense = Stored(raw, 3, 64), numbers_of(raw, 3)
+    x, along = torch.randn(2, 5, 64)
+    bias = torch.randn(8)
+    with torch.set_grad_enabled(grad), forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, along)
+        for w in (weight, nn.Parameter(dense, requires_grad=False)):
+            tangent = forward_ad.unpack_dual(multiply(dual, w, bias)).tangent
+            assert torch.allclose(tangent, F.linear(along, dense), atol=1e-5)
+
+    def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, w).square().sum()
+
+    assert torch.allclose(torch.func.grad(loss)(x, weight), torch.func.grad(loss)(x, dense), atol=1e-4)
+    assert torch.allclose(torch.vmap(lambda row: F.linear(row, weight))(x), F.linear(x, dense), atol=1e-5)
+    ids = torch.tensor([[3, 1]])
+    table = torch.func.grad(lambda s: (F.embedding(ids + s.long() * 0, weight) * s).sum())(torch.tensor(1.0))
+    assert torch.allclose(table, dense[[3, 1]].sum(), atol=1e-5)
 
 
 def test_as_a_parameter() -> None:

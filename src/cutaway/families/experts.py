@@ -62,13 +62,13 @@ def expert_rules(spec: ModelSpec, at: str, gate: str, up: str, down: str) -> lis
 GGUF_COUNTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
 
 
-def gguf_counts(config: Mapping[str, Any], arch: str) -> None:
+def gguf_counts(config: Mapping[str, Any], arch: str, counts: Mapping[str, str] = GGUF_COUNTS) -> None:
     """Refuse a GGUF's config that leaves a count to a default, which is this program's and not the file's.
 
     Raises:
         ConfigError: one is missing.
     """
-    for word, name in GGUF_COUNTS.items():
+    for word, name in counts.items():
         if config.get(name) is None:
             raise ConfigError("missing", field=f"{arch}.{word}", expected="an int", got=None)
 

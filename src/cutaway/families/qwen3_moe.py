@@ -141,10 +141,11 @@ def rules(spec: ModelSpec) -> list[WeightRule]:
 
 
 def _complete(config: dict[str, Any], metadata: Mapping[str, Any]) -> None:
-    gguf_counts(config, "qwen3moe")
+    gguf_counts(config, "qwen3moe", COUNTS)
     config["norm_topk_prob"] = True  # which the format has no word for, and llama.cpp does
 
 
-GGUF = GgufForm("qwen3moe", {**GGUF_COUNTS, "expert_feed_forward_length": "moe_intermediate_size"}, complete=_complete)
+COUNTS = {**GGUF_COUNTS, "expert_feed_forward_length": "moe_intermediate_size"}
+GGUF = GgufForm("qwen3moe", COUNTS, complete=_complete)
 
 FAMILY = Family("qwen3_moe", "Qwen3MoeForCausalLM", read, write, rules, gguf=GGUF)

@@ -51,20 +51,29 @@ class Ahead:
             self._tensors[name] = empty_bytes(nbytes, path=path, field=name)
             self._ends[name] = offset + nbytes
             pieces.append((offset, self._tensors[name].numpy().data))
-        self._thread = Thread(target=self._work, args=(descriptor, list(calls(pieces))), name="cutaway-ahead")
-        self._thread.start()
+        self._thread: Thread | None = Thread(
+            target=self._work, args=(descriptor, list(calls(pieces))), name="cutaway-ahead"
+        )
+        try:
+            self._thread.start()
+        except RuntimeError:  # there is no thread to be had: nothing comes, and each tensor is read when it is wanted
+            self._thread = None
 
     def take(self, name: str) -> Tensor | None:
         """One tensor's bytes, uint8 [nbytes], once; None where they did not come: who reads it then meets the error."""
-        self._thread.join()
+        self._wait()
         tensor = self._tensors.pop(name, None)
         return tensor if tensor is not None and self._ends[name] <= self._reached else None
 
     def stop(self) -> None:
         """Let go of what nobody took, and of the file."""
         self._stopped = True
-        self._thread.join()
+        self._wait()
         self._tensors.clear()
+
+    def _wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
 
     def _work(self, descriptor: int, todo: list[Call]) -> None:
         for offset, buffers in todo:

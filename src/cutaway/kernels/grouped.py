@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cutaway.kernels.followed import followed
 from cutaway.kernels.layout import Matrix
 from cutaway.kernels.library import library
 from cutaway.kernels.stored import Stored
@@ -35,9 +36,8 @@ def grouped_natively(x: Tensor, matrices: Tensor, counts: list[int]) -> Tensor:
     """
     native = library()
     stored = isinstance(matrices, Stored)
-    learning = torch.is_grad_enabled() and (x.requires_grad or matrices.requires_grad)
     plain = all(t.dtype is torch.float32 and t.device.type == "cpu" for t in (x, matrices))
-    if native is None or learning or not plain or not (stored or matrices.is_contiguous()):
+    if native is None or followed(x, matrices) or not plain or not (stored or matrices.is_contiguous()):
         return grouped(x, matrices, counts)
     lies, number = (matrices.raw, matrices.format) if isinstance(matrices, Stored) else (matrices, 0)
     groups, rows, cols = matrices.shape

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cutaway.errors import ResourceError
 from cutaway.kernels.compiling import FOLDER, VARIANTS, sources_hash
 from cutaway.kernels.layout import STRUCTS, Group, Layer, Matrix, Pass
 
+NO_MEMORY = 2  # what a call gives back, see native/native.cpp
 OTHER_SOURCES = "it was built from other sources than those that lie beside it: install cutaway again"
 
 
@@ -53,8 +55,8 @@ class NativeLibrary:
         self._product.argtypes = (POINTER(Matrix), c_void_p, c_void_p, c_int64, c_int)
         self._expand.argtypes = (POINTER(Matrix), c_void_p, c_void_p, c_int64, c_int)
         self._layers.argtypes = (POINTER(Pass), POINTER(Layer), c_int64, POINTER(Group), c_int)
-        self._expand.restype = c_int
-        self._product.restype = self._grouped.restype = self._layers.restype = None
+        for call in (self._product, self._grouped, self._expand, self._layers):
+            call.restype, call.errcheck = c_int, _checked
 
     def __reduce__(self) -> tuple[Any, ...]:
         return library, ()
@@ -115,6 +117,17 @@ class NativeLibrary:
     def layers(self, given: Pass, layers: Array[Layer], groups: Array[Group]) -> None:
         """Whole blocks over a pass, one after the other."""
         self._layers(byref(given), layers, len(layers), groups, torch.get_num_threads())
+
+
+def _checked(code: Any, function: Any, arguments: Any) -> Any:
+    """What a call gave back.
+
+    Raises:
+        ResourceError: it had no memory for what it lays down between two layers.
+    """
+    if code == NO_MEMORY:
+        raise ResourceError("there is too little memory for this many tokens at once", hint="Read fewer at once.")
+    return code
 
 
 @cache

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from cutaway.errors import RequestError
+from cutaway.kernels.followed import followed, untransformed, wrapped
 from cutaway.kernels.layout import Matrix
 from cutaway.kernels.library import NativeLibrary, library
 
@@ -73,7 +74,7 @@ class Stored(Tensor):
         self: Stored = Tensor._make_wrapper_subclass(
             cls, (*raw.shape[:-1], cols), dtype=torch.float32, device=torch.device("cpu")
         )
-        self.raw = raw.contiguous()
+        self.raw = raw if raw.is_contiguous() else raw.contiguous()
         self.format = format
         self.native = native
         self._each = None
@@ -88,12 +89,14 @@ class Stored(Tensor):
 
     def dense(self) -> Tensor:
         """The numbers, as fp32."""
-        return self.native.expand(self.matrix).view(self.shape)
+        with untransformed():
+            return self.native.expand(self.matrix).view(self.shape)
 
     def each(self) -> tuple[Stored, ...]:
         """Several matrices one by one, where they lie. [matrix, rows, cols] → [rows, cols] each"""
         if self._each is None:  # what they lie in cannot change, so they are made once rather than for each token
-            self._each = tuple(Stored(raw, self.format, self.shape[-1]) for raw in self.raw)
+            with untransformed():
+                self._each = tuple(Stored(raw, self.format, self.shape[-1]) for raw in self.raw)
         return self._each
 
     def blocks(self) -> tuple[Tensor, int]:
@@ -142,7 +145,8 @@ class Stored(Tensor):
             return _linear(args[0], args[1], args[2] if len(args) == 3 else None)
         plain = not named.get("max_norm")  # with one, looking up would change the table
         if func is F.embedding and plain and len(args) == 2 and _one(args[1]):
-            return args[1].native.expand(args[1].matrix, args[0])
+            found = args[1].dense() if wrapped(args[0]) else None
+            return args[1].native.expand(args[1].matrix, args[0]) if found is None else func(args[0], found)
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **named)
 
@@ -210,8 +214,8 @@ def _one(weight: object) -> bool:
 
 
 def _linear(x: Tensor, weight: Stored, bias: Tensor | None) -> Tensor:
-    if not _plain(x) or (torch.is_grad_enabled() and any(t.requires_grad for t in (x, bias) if t is not None)):
-        y: Tensor = _Product.apply(x, weight)  # type: ignore[no-untyped-call]
+    if not _plain(x) or followed(x, bias):
+        y: Tensor = _Product.apply(x, lambda: weight)  # type: ignore[no-untyped-call]
         return y if bias is None else y + bias
     if bias is None:
         return weight.native.product(x, weight.matrix)
@@ -221,11 +225,16 @@ def _linear(x: Tensor, weight: Stored, bias: Tensor | None) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """A product with the numbers, made anew for the way back: a graph over many layers holds none of them."""
+    """A product with the numbers, made anew for the way back: a graph over many layers holds none of them.
+
+    The weight comes by a function, so that no transform of ``torch.func`` takes it for one of its tensors.
+    """
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, weight: Stored) -> Tensor:
-        return F.linear(x, weight.dense().to(x))
+    def forward(x: Tensor, weight: Callable[[], Stored]) -> Tensor:
+        return F.linear(x, weight().dense().to(x))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -234,7 +243,11 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None]:
         (grad,) = grads
-        return grad @ ctx.weight.dense().to(grad), None
+        return grad @ ctx.weight().dense().to(grad), None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        return F.linear(tangents[0], ctx.weight().dense().to(tangents[0]))
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -244,7 +257,9 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if isinstance(weight, Stored):
         return _linear(x, weight, bias)
     native = library()
-    if native is None or torch.is_grad_enabled() or not _plain(x) or not _plain(weight) or not weight.is_contiguous():
+    if native is None or torch.is_grad_enabled() or followed(x, weight, bias):
+        return F.linear(x, weight, bias)
+    if not _plain(x) or not _plain(weight) or not weight.is_contiguous():
         return F.linear(x, weight, bias)
     if bias is None or _fits(bias, weight):
         return native.product(x, matrix_of(weight, bias))

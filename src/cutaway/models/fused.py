@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from cutaway.cache import Cache, LayerView, StoredCache
 from cutaway.cache.passing import PassingView
 from cutaway.cache.slots import Slots, SlotView
-from cutaway.kernels import NativeLibrary
+from cutaway.kernels import NativeLibrary, followed
 from cutaway.kernels import layout as c
 from cutaway.models.as_laid import Weights, joined
 from cutaway.models.laid_out import EVERYWHERE, LaidOut, laid_out_norm, why_not
@@ -115,7 +115,7 @@ class FusedStack:
         first = inputs(layers.start)
         plain = torch.is_grad_enabled() or first.how not in ("fused", "steady") or x.dtype is not torch.float32
         known, blocks = self.known, [*self._stack.layers]
-        if plain or first.view.plan.query_segments is not None or not x.numel() or self._stack.training:
+        if plain or followed(x) or first.view.plan.query_segments is not None or not x.numel() or self._stack.training:
             for i in layers:
                 x = blocks[i](x, inputs(i))
             return self._finish(x) if finish else x

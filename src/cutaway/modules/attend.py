@@ -15,6 +15,7 @@ from torch import Tensor
 
 from cutaway.cache import MaskKind
 from cutaway.cache.mask import LARGEST_MASK
+from cutaway.kernels import followed
 from cutaway.modules.bias import score_bias
 from cutaway.modules.score import Attending, scores, weighted
 from cutaway.modules.tap import Tap
@@ -83,7 +84,8 @@ def explicit(q: QueryByHead, k: KeyByHead, v: KeyByHead, a: Attending, tap: Tap 
     if tap is not None and kept:
         s = tap("scores", s)
     # Nobody else has them: the weights may lie where they lie.
-    over = s.device.type == "cpu" and s.dtype is torch.float32 and not kept and not torch.is_grad_enabled()
+    free = not kept and not torch.is_grad_enabled() and not followed(s)
+    over = free and s.device.type == "cpu" and s.dtype is torch.float32
     if a.plan.kind is not MaskKind.RULE:
         weights = torch.softmax(s, -1, out=s) if over else s.float().softmax(-1).to(v.dtype)
     else:

@@ -116,7 +116,7 @@ struct Taken {
 
 // Dot products with a block's keys, of which some are there, become weights.
 inline void weigh(const Query* queries, int n, const Seen* what, float* s, const int64_t* positions, int64_t some,
-                  const Reading& reading, float* best, Taken& taken) {
+                  const Reading& reading, float* best, bool* reads, Taken& taken) {
     const float none = -std::numeric_limits<float>::infinity();
     Vec added[SIDE];
     const bool few = n <= QUERIES;  // for whom waiting for all would take longer
@@ -144,15 +144,22 @@ inline void weigh(const Query* queries, int n, const Seen* what, float* s, const
         }
         Vec high = x[0];
         for (int j = 1; j < KEYS / LANES; j++) high = larger(high, x[j]);
-        const float top = std::max(best[i], highest(high));
-        if (read == 0 || top == none) continue;
+        float top = std::max(best[i], highest(high));
+        if (read == 0) continue;
+        reads[i] = true;
+        if (top == none) {  // all are −∞, or no numbers: those are to be seen in the sum
+            bool wrong = false;
+            for (int j = 0; j < KEYS / LANES; j++) wrong |= no_number(x[j]);
+            if (!wrong) continue;
+            top = 0;
+        }
         const float less = best[i] - top;
         taken.kept[taken.live] = !few ? less : less == none ? 0.0f : first(exponential(all(less)));
         best[i] = top;
         added[taken.live] = zero();
         for (int j = 0; j < KEYS / LANES; j++) {
             Vec p = exponential(sub(x[j], all(top)));
-            if (!every) p = zero_where_equal(x[j], all(none), p);  // what may not be read weighs exactly nothing
+            p = zero_where_equal(x[j], all(none), p);  // what may not be read weighs exactly nothing
             store(mine + j * LANES, p);
             added[taken.live] = add(added[taken.live], p);
         }
@@ -211,6 +218,7 @@ inline void attend(const Query* queries, int n, const Keys& keys, const Blocks& 
     static thread_local std::vector<float> room;
     const int64_t* positions = keys.positions + row * keys.apart;
     float best[RUN], sum[RUN] = {0};
+    bool reads[RUN] = {false};
     for (int i = 0; i < n; i++) {
         best[i] = -std::numeric_limits<float>::infinity();
         std::memset(queries[i].z, 0, static_cast<size_t>(width) * sizeof(float));
@@ -242,7 +250,7 @@ inline void attend(const Query* queries, int n, const Keys& keys, const Blocks& 
                     dots_with<count()>(these + q, across, key, keys.k_slot, some, width, s + q * KEYS);
                 });
             Taken taken;
-            weigh(these, beside, what + side, s, positions + from, some, reading, best + side, taken);
+            weigh(these, beside, what + side, s, positions + from, some, reading, best + side, reads + side, taken);
             for (int q = 0; q < taken.live; q += QUERIES)
                 with_count(std::min(QUERIES, taken.live - q), [&](auto count) {
                     gather_for<count()>(taken, q, these, s, value, keys.v_slot, some, width);
@@ -254,7 +262,7 @@ inline void attend(const Query* queries, int n, const Keys& keys, const Blocks& 
         }
     }
     for (int i = 0; i < n; i++) {
-        if (sum[i] == 0) continue;
+        if (!reads[i]) continue;  // where all that is read weighs nothing, the quotient is no number
         for (int64_t d = 0; d < width; d++) queries[i].z[d] /= sum[i];
     }
 }

@@ -6,7 +6,7 @@ namespace cutaway {
 
 // e^x to about one unit in the last place: x = n ln 2 + r, and a polynomial for e^r (Cephes' expf).
 inline Vec exponential(Vec x) {
-    x = larger(smaller(x, all(88.0f)), all(-87.3f));
+    x = larger(all(-87.3f), smaller(all(88.0f), x));  // of these two the second is kept where it is no number
     const Vec n = nearest(mul(x, all(1.44269504f)));
     Vec r = fma(n, all(-0.693359375f), x);
     r = fma(n, all(2.12194440e-4f), r);
@@ -34,7 +34,7 @@ inline Vec hyperbolic_tangent(Vec x) {
 
 // The error function as a quotient of polynomials on [−4, 4], where it is ±1 in fp32 (Eigen's coefficients).
 inline Vec error_function(Vec x) {
-    x = larger(smaller(x, all(4.0f)), all(-4.0f));
+    x = larger(all(-4.0f), smaller(all(4.0f), x));
     const Vec s = mul(x, x);
     Vec top = all(-2.72614225801306e-10f);
     top = fma(top, s, all(2.77068142495902e-08f));
@@ -55,8 +55,8 @@ enum Curve : int32_t { RELU, RELU2, GELU, GELU_TANH, SILU, TANH };
 
 inline Vec curved(int32_t curve, Vec x) {
     switch (curve) {
-        case RELU: return larger(x, zero());
-        case RELU2: return mul(larger(x, zero()), larger(x, zero()));
+        case RELU: return larger(zero(), x);
+        case RELU2: return mul(larger(zero(), x), larger(zero(), x));
         case GELU: return mul(mul(x, all(0.5f)), add(all(1.0f), error_function(mul(x, all(0.70710678f)))));
         case GELU_TANH: {
             const Vec inner = mul(all(0.79788456f), fma(mul(mul(x, x), x), all(0.044715f), x));

@@ -7,6 +7,8 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -17,7 +19,11 @@ class Pool {
     using Work = void (*)(const void* what, int64_t from, int64_t to);
 
     explicit Pool(int threads) {
-        for (int i = 1; i < threads; i++) workers_.emplace_back([this] { wait_and_work(); });
+        workers_.reserve(static_cast<size_t>(threads));
+        try {
+            for (int i = 1; i < threads; i++) workers_.emplace_back([this] { wait_and_work(); });
+        } catch (const std::system_error&) {  // there are no more to be had: those that there are do all
+        }
     }
     ~Pool() {
         {
@@ -32,12 +38,13 @@ class Pool {
 
     // Call `work` for pieces of [0, n), multiples of `step` but the last, on all threads; return when all are done.
     // Pieces grow smaller towards the end, so that nobody waits long for the last; a thread that is not there in time
-    // is not waited for: the others take its share.
+    // is not waited for: the others take its share. Throws bad_alloc where one of them had no memory.
     void run(Work work, const void* what, int64_t n, int64_t step) {
         if (n <= step || workers_.empty()) {
             if (n > 0) work(what, 0, n);
             return;
         }
+        failed_.store(false, std::memory_order_relaxed);
         // Closed while it is changed: who looked at the last round can take no piece of it any more.
         const uint64_t round = (state_.load(std::memory_order_relaxed) / ROUND + 1) * ROUND;
         state_.store(round + CLOSED, std::memory_order_seq_cst);
@@ -56,6 +63,7 @@ class Pool {
             if (looks % 64 < 63) _mm_pause();
             else std::this_thread::yield();
         }
+        if (failed_.load(std::memory_order_relaxed)) throw std::bad_alloc();
     }
 
   private:
@@ -75,7 +83,11 @@ class Pool {
             const int64_t size = std::min(std::max(share, step), n - from);
             // If this succeeds, the round is still the one that all of the above was read in.
             if (!state_.compare_exchange_weak(state, state + static_cast<uint64_t>(size), std::memory_order_acq_rel, std::memory_order_acquire)) continue;
-            work(what, from, from + size);
+            try {
+                work(what, from, from + size);
+            } catch (const std::bad_alloc&) {
+                failed_.store(true, std::memory_order_relaxed);
+            }
             left_.fetch_sub(size, std::memory_order_acq_rel);
             state = state_.load(std::memory_order_acquire);
         }
@@ -109,7 +121,7 @@ class Pool {
     std::atomic<const void*> what_{nullptr};
     std::atomic<int64_t> n_{0}, step_{1}, left_{0};
     std::atomic<int> asleep_{0};
-    std::atomic<bool> over_{false};
+    std::atomic<bool> over_{false}, failed_{false};
 };
 
 }  // namespace cutaway

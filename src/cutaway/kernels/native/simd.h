@@ -30,6 +30,7 @@ inline Vec size_of(Vec x) { return _mm512_abs_ps(x); }
 inline Vec with_sign_of(Vec size, Vec x) { return _mm512_or_ps(size, _mm512_and_ps(x, all(-0.0f))); }
 inline Vec where_less(Vec a, Vec b, Vec yes, Vec no) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes); }
 inline Vec zero_where_equal(Vec a, Vec b, Vec x) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_NEQ_UQ), x); }
+inline bool no_number(Vec x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
 inline float first(Vec x) { return _mm512_cvtss_f32(x); }
 // The next LANES numbers as floats.
 inline Vec from_i8(const void* p) {
@@ -90,6 +91,7 @@ inline Vec size_of(Vec x) { return _mm256_andnot_ps(all(-0.0f), x); }
 inline Vec with_sign_of(Vec size, Vec x) { return _mm256_or_ps(size, _mm256_and_ps(x, all(-0.0f))); }
 inline Vec where_less(Vec a, Vec b, Vec yes, Vec no) { return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ)); }
 inline Vec zero_where_equal(Vec a, Vec b, Vec x) { return _mm256_andnot_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ), x); }
+inline bool no_number(Vec x) { return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0; }
 inline float first(Vec x) { return _mm256_cvtss_f32(x); }
 inline __m256 halved(Vec x) { return x; }
 using Doubles = __m256d;
