@@ -15,6 +15,8 @@ def followed(*tensors: Tensor | None) -> bool:
     there = [t for t in tensors if t is not None]
     if torch.is_grad_enabled() and any(t.requires_grad for t in there):
         return True
+    if torch.compiler.is_compiling():  # which follows by itself, and cannot look
+        return False
     return any(wrapped(t) or forward_ad.unpack_dual(t).tangent is not None for t in there)
 
 
