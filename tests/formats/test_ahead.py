@@ -104,27 +104,24 @@ def test_a_file_cut_short_under_us(tmp_path: Path, progress: Callable[[int], Non
 
 
 @only_linux
-def test_a_system_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[str]) -> None:
-    def refuse(*_: object) -> int:
-        raise OSError(5, "Input/output error")
-
-    path = written(tmp_path / "m.gguf", [8, 3])
-    monkeypatch.setattr(os, "preadv", refuse)
-    with GgufFile(path) as plain, GgufFile(path) as file:
-        file.read_ahead(file.names())
-        assert torch.equal(file.read("t0").view(torch.uint8), plain.read("t0").view(torch.uint8))
-    assert counted == []
-
-
-@only_linux
-def test_no_more_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("where", "what", "error"),
+    [
+        (os, "preadv", OSError(5, "Input/output error")),
+        (Thread, "start", RuntimeError("can't start new thread")),
+    ],
+    ids=["reading", "threads"],
+)
+def test_a_system_that_refuses(
+    where: Any, what: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[str]
+) -> None:
     """It is only a faster way: without it the file is read as ever."""
 
-    def refuse(self: Thread) -> None:
-        raise RuntimeError("can't start new thread")
+    def refuse(*_: object) -> None:
+        raise error
 
     path = written(tmp_path / "m.gguf", [8, 3])
-    monkeypatch.setattr(Thread, "start", refuse)
+    monkeypatch.setattr(where, what, refuse)
     with GgufFile(path) as plain, GgufFile(path) as file:
         file.read_ahead(file.names())
         assert torch.equal(file.read("t0").view(torch.uint8), plain.read("t0").view(torch.uint8))

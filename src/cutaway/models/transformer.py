@@ -140,7 +140,7 @@ class Transformer(Part):
             self._check_source(source, ids.shape[0])
             cache = NoCache([layer.attention.mask for layer in stack.spec.layers], self.device, source)
         elif source is not None:
-            raise RequestError("a cache has its own", field="source", hint="Give it to new_cache, or give no cache.")
+            raise RequestError("a cache has its own source", field="source", hint="Give it to new_cache instead.")
         cache.begin(positions.cpu(), None if segments is None else segments.cpu())
         if tap is not None:
             tap.begin(positions)
@@ -304,8 +304,8 @@ class Transformer(Part):
         if self._asks_length and positions.numel():
             known = text_lengths(positions, segments) if lengths is None else lengths
             known = known[:, None].expand_as(positions) if known.dim() == 1 else known
-        inner, (first, x) = None if tap is None else tap.at(scope), start
-        return stack(x, positions.to(self.device), cache, inner, how or self.attention, known, first, ends)
+        inner = None if tap is None else tap.at(scope)
+        return stack(start[1], positions.to(self.device), cache, inner, how or self.attention, known, start[0], ends)
 
     def _head_kind(self) -> str:
         return "no head" if self.head is None else type(self.head).__name__.lower()

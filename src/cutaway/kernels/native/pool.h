@@ -6,9 +6,9 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <new>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -22,7 +22,7 @@ class Pool {
         workers_.reserve(static_cast<size_t>(threads));
         try {
             for (int i = 1; i < threads; i++) workers_.emplace_back([this] { wait_and_work(); });
-        } catch (const std::system_error&) {  // there are no more to be had: those that there are do all
+        } catch (const std::exception&) {  // there are no more to be had: those that there are do all
         }
     }
     ~Pool() {
